@@ -24,7 +24,7 @@ from rota.grammar import texts
 from rota.grammar.grammars import LlGrammars
 from rota.grammar.vocabulary import Vocabulary
 from rota.server.access.keys import ANYONE
-from rota.server.reading_room import ReadingRoom
+from rota.server.calls.reading_room import ReadingRoom
 from rota.text.tokenizer import Tokenizer
 
 ROWS, ROUNDS = 64, 12

@@ -46,8 +46,8 @@ from rota.runtime.routing.router import Router
 from rota.runtime.service import Deliver, Phase, Service, ServiceState
 from rota.runtime.wire import decode, encode
 from rota.scheduler import Scheduler
-from rota.server.adapters import AdapterManager
-from rota.server.versions.history import History
+from rota.server.adapters.listing import History
+from rota.server.adapters.manager import AdapterManager
 
 FEW = 10
 PATIENCE_S = 300.0

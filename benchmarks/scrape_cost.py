@@ -28,8 +28,7 @@ from rota.core.plan import StepResult
 from rota.observe.metrics import Metrics
 from rota.runtime.service import Phase, ServiceState
 from rota.scheduler import Scheduler
-from rota.server.counts import Counts
-from rota.server.metrics_routes import Scrapes
+from rota.server.metrics import Counts, Scrapes
 
 SCRAPES_PER_S = 20
 WAITING = 4 * ADAPTERS

@@ -34,8 +34,7 @@ from rota.dashboard.traffic import MOST_TARGETS
 from rota.dashboard.trouble import MOST_KINDS, MOST_RESTARTS
 from rota.runtime.replicas.states import joint_state
 from rota.runtime.service import Phase, ServiceState
-from rota.server.traffic.route import Route
-from rota.server.traffic.split import Split
+from rota.server.traffic.route import Route, Split
 from tests.builders import capacity
 
 BASE_MODEL = Adapter(adapter_id=BASE, name="letters", path="")

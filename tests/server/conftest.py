@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rota.runtime.heap import freeze_heap
-from rota.server import reading_room
+from rota.server.calls import reading_room
 from tests.waiting import PATIENCE_S
 
 

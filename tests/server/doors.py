@@ -17,8 +17,8 @@ from rota.core.listen_config import ListenConfig
 from rota.observe.connection_meters import ConnectionMeters
 from rota.runtime.closable import ClosableService
 from rota.server.door.door import Door
-from rota.server.listen import GracefulServer
-from rota.server.port import hold_port
+from rota.server.door.listen import GracefulServer
+from rota.server.door.port import hold_port
 from tests.waiting import PATIENCE_S, until
 
 

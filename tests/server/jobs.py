@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rota.server.prompts import Texts
+from rota.server.calls.prompts import Texts
 
 
 def echo(_: Texts, raw: bytes) -> tuple[int, bytes]:

@@ -8,8 +8,7 @@ from typing import Any, cast
 
 import httpx
 
-from rota.server.answer import Part
-from rota.server.choices import Choice, Chunk
+from rota.server.answers.answer import Choice, Chunk, Part
 from rota.text.speech import Speech
 from tests.fakes import FakeDevice
 

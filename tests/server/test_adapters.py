@@ -20,7 +20,7 @@ from rota.core.messages import Message
 from rota.runtime.preloaded import PreloadedService
 from rota.runtime.registry import Registry
 from rota.runtime.service import InProcessService
-from rota.server.adapters import AdapterManager
+from rota.server.adapters.manager import AdapterManager
 from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice, alphabet

@@ -7,22 +7,18 @@ from collections.abc import Iterator
 import pytest
 
 from rota.core.errors import RequestError
-from rota.server.adapter_routes import LoadFields, NativeLoadFields
-from rota.server.advice import ADVICE
-from rota.server.embeddings.fields import EmbeddingFields, RerankFields
-from rota.server.fields import Fields, Unsupported, unless
-from rota.server.messages.content import TextBlock
-from rota.server.messages.fields import MessagesFields
-from rota.server.native.fields import GenerateFields, NativeSampling
+from rota.server.adapters.routes import LoadFields, NativeLoadFields
+from rota.server.calls.fields import ADVICE, Fields, Unsupported, unless
+from rota.server.embeddings.call import EmbeddingFields, RerankFields
+from rota.server.messages.call import MessagesFields, TextBlock
+from rota.server.native.call import GenerateFields, NativeSampling
 from rota.server.ollama import OllamaFields
-from rota.server.openai.chat_fields import ChatFields
-from rota.server.openai.completion_fields import CompletionFields
-from rota.server.openai.message_fields import Message
+from rota.server.openai.chat_fields import ChatFields, Message
+from rota.server.openai.completions import CompletionFields
 from rota.server.openai.sampling_fields import StreamOptions
 from rota.server.openai.structured_fields import StructuredOutputs
-from rota.server.openai.tokenize_fields import TokenizeFields
-from rota.server.responses.fields import ResponsesFields
-from rota.server.responses.items import CallItem, ReasoningItem
+from rota.server.openai.tokenize_routes import TokenizeFields
+from rota.server.responses.call import CallItem, ReasoningItem, ResponsesFields
 
 
 class Example(Fields):

@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from rota.server.door.body_deadline import BYTES_PER_S, BodyDeadline
+from rota.server.door.connection import BYTES_PER_S, BodyDeadline
 
 
 class Clock:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rota.core.errors import ConfigError
-from rota.server.access.cache_scopes import group_scope, groups_of, salted_scope
+from rota.server.access.keys import group_scope, groups_of, salted_scope
 
 NAMES = st.text(max_size=6)
 # A group of names, and a salt or none.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from rota.server.choices import Chunk, Gathered, joined
+from rota.server.answers.answer import Chunk, Gathered, joined
 
 CHUNKS = [
     Chunk("Once", [1], scores=[]),

@@ -11,9 +11,14 @@ import pytest
 from rota.core.errors import ConfigError
 from rota.core.listen_config import ListenConfig
 from rota.observe.connection_meters import Closure, ConnectionMeters, Refusal
-from rota.server.door.book import ConnectionBook
-from rota.server.door.limits import ConnectionLimits, few_connections, find_limits, group_of
-from rota.server.door.log import ConnectionLog
+from rota.server.door.book import (
+    ConnectionBook,
+    ConnectionLimits,
+    ConnectionLog,
+    few_connections,
+    find_limits,
+    group_of,
+)
 from tests.processes import run_program
 
 
@@ -74,7 +79,7 @@ def test_a_busy_connection_that_becomes_idle_is_the_last_to_give_way():
 
 
 def test_a_minute_has_one_line_with_all_counts(caplog, monkeypatch):
-    monkeypatch.setattr("rota.server.door.log.GATHER_S", 0.0)
+    monkeypatch.setattr("rota.server.door.book.GATHER_S", 0.0)
     said = asyncio.Event()
     caplog.handler.addFilter(lambda _: said.set() or True)
 
@@ -103,7 +108,7 @@ def test_a_minute_has_one_line_with_all_counts(caplog, monkeypatch):
 def test_a_process_raises_its_limit_of_open_files_as_far_as_it_is_of_use(hard, enough, limit):
     script = f"""
 import resource
-from rota.server.door.open_files import raise_open_files
+from rota.server.door.book import raise_open_files
 resource.setrlimit(resource.RLIMIT_NOFILE, (200, {hard}))
 print(raise_open_files({enough}), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 """

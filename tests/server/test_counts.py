@@ -10,7 +10,7 @@ from rota.core.events import AdapterStanding, EngineRestarted, Inspected
 from rota.core.ids import BASE, EngineId
 from rota.core.messages import Message
 from rota.runtime.service import Phase, ServiceState
-from rota.server.counts import FRESH_S, Counts
+from rota.server.metrics import FRESH_S, Counts
 from tests.builders import capacity
 from tests.waiting import PATIENCE_S
 

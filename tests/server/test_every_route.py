@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from rota.server.access.keys import Key, KeyRing, digest_of
-from rota.server.reading import is_large
+from rota.server.calls.reading_room import is_large
 from tests.server.endless import ENDLESS, endless_device
 from tests.server.letters import has_ended, letters_device, serving
 from tests.waiting import until

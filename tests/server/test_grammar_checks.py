@@ -18,7 +18,7 @@ from rota.core.grammar import Grammar
 from rota.grammar import texts
 from rota.runtime.room.job import Bounds, Kind
 from rota.server.access.keys import ANYONE
-from rota.server.reading_room import GRAMMAR, ReadingRoom
+from rota.server.calls.reading_room import GRAMMAR, ReadingRoom
 from tests.processes import is_alive
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import PATIENCE_S, until

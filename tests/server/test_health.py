@@ -20,7 +20,7 @@ from rota.runtime.registry import Registry
 from rota.runtime.replicas.states import joint_state
 from rota.runtime.service import BuildDevice, Phase, ServiceState, StateBoard
 from rota.server.app import create_app
-from rota.server.probes import install_probes
+from rota.server.info import install_probes
 from rota.text.tokenizer import Tokenizer
 from tests.builders import capacity
 from tests.fakes import FakeDevice

@@ -15,10 +15,9 @@ from rota.dashboard.feed import Feed
 from rota.dashboard.routes import install_dashboard
 from rota.dashboard.stream import Viewers
 from rota.runtime.registry import Registry
-from rota.server.access import key_source
+from rota.server.access import key_file
 from rota.server.access.access import Access
-from rota.server.access.key_source import KeySource
-from rota.server.access.key_watch import KeyWatch
+from rota.server.access.key_file import KeySource, KeyWatch
 from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice
@@ -238,7 +237,7 @@ def test_a_file_that_is_asked_for_is_read_although_it_is_the_same(keys, caplog):
 
 def test_a_file_that_is_written_while_it_is_read_is_read_again(keys, caplog, monkeypatch):
     """What was read may be half a file, which is a file without the last keys."""
-    read, whole = key_source.read_keys, keys.file.read_text()
+    read, whole = key_file.read_keys, keys.file.read_text()
 
     def read_half(*given: Any) -> Any:
         ring = read(*given)
@@ -246,7 +245,7 @@ def test_a_file_that_is_written_while_it_is_read_is_read_again(keys, caplog, mon
             keys.put(whole)
         return ring
 
-    monkeypatch.setattr(key_source, "read_keys", read_half)
+    monkeypatch.setattr(key_file, "read_keys", read_half)
     keys.write(ACME)
     assert until(lambda: keys.file.read_text() == whole)
     keys.source.ask()

@@ -17,13 +17,12 @@ import pytest
 from rota.core.errors import FaultCode, RequestError
 from rota.runtime.room.job import Bounds
 from rota.server.access.keys import ANYONE, Key
+from rota.server.calls.prompts import TextLimits, Texts
+from rota.server.calls.reading_room import LARGE_BYTES, LARGE_OBJECTS, TEXT, ReadingRoom, is_large, read
 from rota.server.native.call import read_generate
 from rota.server.openai.chat_fields import read_chat
-from rota.server.openai.completion_fields import read_completion
-from rota.server.openai.tokenize_fields import read_detokenize, read_tokenize
-from rota.server.prompts import TextLimits, Texts
-from rota.server.reading import LARGE_BYTES, LARGE_OBJECTS, is_large, read
-from rota.server.reading_room import TEXT, ReadingRoom
+from rota.server.openai.completions import read_completion
+from rota.server.openai.tokenize_routes import read_detokenize, read_tokenize
 from rota.text.tokenizer import Tokenizer
 from tests.processes import is_alive, started
 from tests.server.jobs import echo, fails, hangs, takes_memory
@@ -211,9 +210,9 @@ def test_too_many_large_bodies_of_a_key_are_refused_for_a_while(folder: Path, tm
 PARENT = """
 import asyncio, sys
 from pathlib import Path
-from rota.server.prompts import TextLimits
+from rota.server.calls.prompts import TextLimits
 from rota.server.access.keys import ANYONE
-from rota.server.reading_room import ReadingRoom
+from rota.server.calls.reading_room import ReadingRoom
 from tests.server.jobs import echo
 from tests.waiting import hang
 async def main():

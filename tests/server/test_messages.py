@@ -10,9 +10,7 @@ import httpx
 import pytest
 
 from rota.server.access.keys import Key, KeyRing, digest_of
-from rota.server.messages.call import _translated
-from rota.server.messages.conversation import Conversation
-from rota.server.messages.fields import PromptFields
+from rota.server.messages.call import Conversation, PromptFields, _translated
 from tests.fakes import FakeDevice
 from tests.server.letters import CONTEXT, letters_device, serving
 from tests.server.spoken import named_events_of, prompt_of

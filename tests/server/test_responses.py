@@ -10,8 +10,8 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from rota.server.blocks import Blocks
-from rota.server.responses.output import Output
+from rota.server.answers.blocks import Blocks
+from rota.server.responses.writer import Output
 from tests.fakes import FakeDevice
 from tests.server.letters import CONTEXT, error_of, letters_device, serving
 from tests.server.spoken import SPEECH, call_of, named_events_of, parts_of, prompt_of

@@ -14,8 +14,8 @@ import pytest
 from rota.core.config import ServerConfig
 from rota.core.messages import Abort, Message
 from rota.runtime.service import InProcessService
-from rota.server import shape
-from rota.server.sse import sse_event
+from rota.server.answers import respond
+from rota.server.answers.respond import sse_event
 from tests.builders import capacity
 from tests.fakes import FakeDevice, alphabet
 from tests.server.letters import Gate, events_of, letters_device, raw_ask, serving, steps_made
@@ -84,7 +84,7 @@ def test_a_slow_reader_holds_up_nobody_and_misses_nothing(tmp_path, monkeypatch)
         sent.append(len(event))
         return event
 
-    monkeypatch.setattr(shape, "sse_event", counted_event)
+    monkeypatch.setattr(respond, "sse_event", counted_event)
     device = FakeDevice(next_token=alphabet, capacity=capacity(blocks=512))
     asked = {"prompt": "abc", "max_tokens": 400, "n": 8, "logprobs": 20, "stream": True}
     with serving(tmp_path, device) as client, raw_ask(client, receive_buffer=4096, **asked) as slow:

@@ -14,10 +14,10 @@ from rota.core.errors import RequestError
 from rota.core.grammar import Grammar
 from rota.core.request import SamplingParams
 from rota.grammar import texts
+from rota.server.calls.prompts import TextLimits, Texts
 from rota.server.native.call import read_generate
 from rota.server.openai.chat_fields import read_chat
-from rota.server.openai.completion_fields import read_completion
-from rota.server.prompts import TextLimits, Texts
+from rota.server.openai.completions import read_completion
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice
 from tests.server.letters import error_of, letters_device, serving

@@ -12,11 +12,9 @@ import pytest
 from rota.core.errors import RequestError
 from rota.core.grammar import Grammar
 from rota.grammar.texts import Tag, json_schema, tagged
+from rota.server.calls.prompts import Texts
 from rota.server.openai.chat_fields import ChatCall, ChatFields, chat_call
-from rota.server.openai.tool_fields import ToolFields
-from rota.server.openai.tool_grammar import form_of_calls, tool_grammar
-from rota.server.openai.tool_use import tool_use
-from rota.server.prompts import Texts
+from rota.server.openai.tools import ToolFields, form_of_calls, tool_grammar, tool_use
 from rota.text.parsers import Parsers
 from rota.text.said import CallPiece, Said
 from rota.text.speech import Speech

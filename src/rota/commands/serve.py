@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from rota.runtime.blame import Blame
     from rota.runtime.registry import Registry
     from rota.runtime.service import Service
-    from rota.server.access.key_source import KeySource
+    from rota.server.access.key_file import KeySource
     from rota.server.access.keys import KeyRing
     from rota.server.door.door import Door
     from rota.sources.prefix import Prefix
@@ -67,8 +67,8 @@ def serve_model(
     from rota.runtime.exchange.place import exchange_place
     from rota.runtime.ranks.attend import attend
     from rota.runtime.ranks.place import torchrun_place
-    from rota.server.access.key_source import KeySource
-    from rota.server.hangup import hangups
+    from rota.server.access.key_file import KeySource
+    from rota.server.door.hangup import hangups
 
     is_on_ray = config.model.data_parallel_backend == "ray"
     place = torchrun_place(config.model.tensor_parallel_size, os.environ)
@@ -102,7 +102,7 @@ def _serve(
     from rota.runtime.registry import Registry
     from rota.server.access.exposure import check_exposure
     from rota.server.door.door import Door
-    from rota.server.port import hold_metrics_port, hold_port
+    from rota.server.door.port import hold_metrics_port, hold_port
 
     keys = source.read()
     check_exposure(server, keys)
@@ -171,12 +171,12 @@ def _listen(start: _Start) -> None:
     from rota.runtime.preloaded import PreloadedService, early_of
     from rota.server.access.access import Access
     from rota.server.access.exposure import describe, load_refusal
-    from rota.server.access.key_watch import KeyWatch
+    from rota.server.access.key_file import KeyWatch
+    from rota.server.adapters.manager import Locating
+    from rota.server.adapters.resolver import Elsewhere
     from rota.server.app import create_app
-    from rota.server.elsewhere import Elsewhere
-    from rota.server.listen import listen
-    from rota.server.locating import Locating
-    from rota.server.metrics_port import MetricsPort
+    from rota.server.door.listen import listen
+    from rota.server.metrics import MetricsPort
     from rota.text.tokenizer import Tokenizer
 
     config, server, keys, registry = start.config, start.server, start.keys, start.registry

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Any
 
 from fastapi import Depends, FastAPI
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
 
 from rota.core.config import SchedulerConfig, ServerConfig
 from rota.core.events import Finished
@@ -23,50 +25,66 @@ from rota.runtime.registry import Registry
 from rota.runtime.service import Service
 from rota.runtime.spool import Spool
 from rota.server.access.access import Access
-from rota.server.adapter_routes import install_adapter_routes
-from rota.server.adapters import PATIENCE_S, AdapterManager
-from rota.server.body_limit import BodyLimit
-from rota.server.browsers import BrowsersApp
-from rota.server.counts import Counts
-from rota.server.docs_page import install_docs_page
-from rota.server.elsewhere import HERE, Elsewhere
+from rota.server.adapters.listing import History, Listing
+from rota.server.adapters.manager import PATIENCE_S, AdapterManager
+from rota.server.adapters.resolver import HERE, Elsewhere
+from rota.server.adapters.routes import install_adapter_routes
+from rota.server.adapters.updates import Updates
+from rota.server.adapters.version_routes import install_version_routes
+from rota.server.answers.respond import VERSION_HEADER as VERSION
+from rota.server.answers.streams import Observers, OpenAnswer, OpenAnswers, Reply, Streams
+from rota.server.calls.call import HEADER as NAME
+from rota.server.calls.reading_room import ReadingRoom
+from rota.server.docs import ERROR_RESPONSES, install_docs_page, install_openapi
+from rota.server.door.body_limit import BodyLimit
 from rota.server.embeddings.routes import install_embeddings_routes
 from rota.server.errors import OnError, install_error_handlers, unheard
 from rota.server.front import Front
-from rota.server.messages.errors import messages_error
+from rota.server.info import install_model_routes, install_probes
 from rota.server.messages.routes import install_messages_routes
-from rota.server.metrics_port import metrics_app
-from rota.server.metrics_routes import Scrapes, install_metrics_route
-from rota.server.models import install_model_routes
+from rota.server.messages.writer import messages_error
+from rota.server.metrics import Counts, Scrapes, install_metrics_route, metrics_app
 from rota.server.native.generate import install_generate_route
 from rota.server.native.routes import install_native_routes
 from rota.server.native.server_info import install_server_info
-from rota.server.observers import Observers
 from rota.server.ollama import install_ollama_routes, ollama_error
-from rota.server.open_answers import OpenAnswer, OpenAnswers
 from rota.server.openai.chat import install_chat_route
 from rota.server.openai.completions import install_completions_route
 from rota.server.openai.tokenize_routes import install_tokenize_routes
-from rota.server.openapi import ERROR_RESPONSES, install_openapi
-from rota.server.pause_routes import install_pause_routes
-from rota.server.pausing import Pausing
-from rota.server.probes import install_probes
+from rota.server.operator_routes import RequestsRoute, install_pause_routes
 from rota.server.quarantine_routes import install_quarantine_routes, quarantine_log
-from rota.server.queries import Queries
-from rota.server.reading_room import ReadingRoom
-from rota.server.requests_route import RequestsRoute
+from rota.server.queries import Pausing, Queries
 from rota.server.responses.route import install_responses_route
-from rota.server.streams import Reply, Streams
-from rota.server.traffic.first_routes import first_routes
-from rota.server.traffic.routes import install_traffic_routes
-from rota.server.traffic.shadows import Shadows
-from rota.server.traffic.traffic import Traffic
-from rota.server.versions.history import History
-from rota.server.versions.listing import Listing
-from rota.server.versions.routes import install_version_routes
-from rota.server.versions.updates import Updates
+from rota.server.traffic.routes import first_routes, install_traffic_routes
+from rota.server.traffic.traffic import Shadows, Traffic
 from rota.text.parsers import Parsers
 from rota.text.tokenizer import Tokenizer
+
+# ── browsers ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# Browsers let a page of another site read answers, and send more than a form could, if the server says so (CORS).
+
+METHODS = ("GET", "POST", "PUT", "DELETE")
+# Of an answer's headers, those that a page may read besides the few that every page may.
+SHOWN = (NAME, VERSION, "Retry-After")
+
+
+class BrowsersApp(FastAPI):
+    """An application that tells browsers whose pages may use it. Who may ask is decided by `Access` alone.
+
+    Browsers are never told to send cookies or passwords of their own: keys come in headers that a page must know.
+    """
+
+    def __init__(self, allowed_origins: Collection[str], **options: Any) -> None:
+        super().__init__(**options)
+        self._allowed_origins = allowed_origins
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """Around all else: without the headers a browser would hide from its page why an answer is 500."""
+        stack = super().build_middleware_stack()
+        if not self._allowed_origins:
+            return stack
+        return CORSMiddleware(stack, self._allowed_origins, METHODS, ["*"], expose_headers=SHOWN)
+
 
 Companion = Callable[[], Coroutine[Any, Any, None]]
 

@@ -2,31 +2,70 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from fastapi import Request as HttpRequest
 
+from rota.core.errors import RequestError
+from rota.observe.journey import TraceHeaders
 from rota.runtime.registry import Registry
 from rota.runtime.service import Service
 from rota.server.access.access import Access
 from rota.server.access.keys import Key
+from rota.server.adapters.resolver import Resolver
+from rota.server.answers.streams import Call, OpenAnswers, Streams
 from rota.server.audit import client_of
-from rota.server.call_options import CallOptions
+from rota.server.calls.call import CallOptions, checked_name, keep_name, name_in
+from rota.server.calls.prompts import TextLimits, Texts
+from rota.server.calls.reading_room import Read, ReadingRoom, Work, read
 from rota.server.errors import OnError, unheard
-from rota.server.gateway_headers import first_token_in, tenant_in
-from rota.server.names import checked_name, keep_name, name_in
-from rota.server.open_answers import Call, OpenAnswers
-from rota.server.pausing import Pausing
-from rota.server.prompts import TextLimits, Texts
-from rota.server.reading import Result, Work, read
-from rota.server.reading_room import ReadingRoom
-from rota.server.resolver import Resolver
-from rota.server.streams import Streams
-from rota.server.trace_headers import trace_in
+from rota.server.queries import Pausing
 from rota.server.traffic.route import Chosen
 from rota.server.traffic.traffic import Traffic
 from rota.text.parsers import AS_THE_TEMPLATE_SAYS, Parsers
 from rota.text.tokenizer import Tokenizer
+
+# ── trace headers ───────────────────────────────────────────────────────────────────────────────────────────────────
+# Trace headers say which trace a call is a part of.
+
+
+def trace_in(http: HttpRequest) -> TraceHeaders:
+    """The W3C headers of a call; tracestate means nothing without traceparent."""
+    if "traceparent" not in http.headers:
+        return ()
+    return tuple((name, http.headers[name]) for name in ("traceparent", "tracestate") if name in http.headers)
+
+
+# ── gateway headers ─────────────────────────────────────────────────────────────────────────────────────────────────
+# Gateway headers say for whom a request is, and how soon its first token is wanted, if the key may set them.
+#
+# Their names are llm-d's. A gateway hands on what its clients sent, so the headers of another key mean nothing.
+
+FAIRNESS_ID = "x-llm-d-inference-fairness-id"
+TTFT_MS = "x-llm-d-slo-ttft-ms"
+
+
+def tenant_in(http: HttpRequest, key: Key) -> Key:
+    """The key, with the tenant that the call names. Raises RequestError for a name that a label cannot hold."""
+    given = http.headers.get(FAIRNESS_ID)
+    if given is None or not key.may_set_headers:
+        return key
+    return key.on_behalf_of(checked_name(FAIRNESS_ID, given))
+
+
+def first_token_in(http: HttpRequest, key: Key) -> float | None:
+    """The seconds in which a call wants its first token. Raises RequestError if the header is not a number above 0."""
+    given = http.headers.get(TTFT_MS)
+    if given is None or not key.may_set_headers:
+        return None
+    try:
+        wanted_ms = float(given)
+    except ValueError:
+        wanted_ms = math.nan
+    if not 0.0 < wanted_ms < math.inf:
+        raise RequestError.bad_field(TTFT_MS, f"{TTFT_MS} must be milliseconds above 0, not {given[:200]!r}.")
+    return wanted_ms / 1000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +127,7 @@ class Front:
         self.access.admission.enter(key)
         return key
 
-    async def read(self, key: Key, http: HttpRequest, work: Work[Result]) -> Result:
+    async def read(self, key: Key, http: HttpRequest, work: Work[Read]) -> Read:
         """What `work` makes of the request's body. Raises RequestError if the body is refused.
 
         The adapters that it names are loaded first, where names may be resolved.

@@ -15,21 +15,19 @@ from pydantic import BaseModel
 
 from rota.core.errors import Fault, RequestError
 from rota.core.request import MAX_SEED
-from rota.server.answer import Answer, Part
-from rota.server.blocks import Blocks, Step
-from rota.server.fields import Count, Fields, Unsupported, read_body, within
+from rota.server.answers.answer import Answer, Part
+from rota.server.answers.blocks import Blocks, Step
+from rota.server.answers.respond import RotaBody, moves_field, respond
+from rota.server.calls.fields import Count, Fields, Unsupported, read_body, within
+from rota.server.calls.prompts import Texts
+from rota.server.calls.sampling import CommonSampling
+from rota.server.docs import gives, takes
 from rota.server.front import Front
-from rota.server.long_lists import list_response
+from rota.server.info import list_response
 from rota.server.openai.chat import parsed_chat
 from rota.server.openai.chat_fields import ChatCall
-from rota.server.openai.model_names import model_for
-from rota.server.openapi import gives, takes
-from rota.server.prompts import Texts
-from rota.server.respond import respond
-from rota.server.rota_body import RotaBody
-from rota.server.sampling import CommonSampling
-from rota.server.translation import Translation
-from rota.server.version_header import moves_field
+from rota.server.openai.sampling_fields import model_for
+from rota.server.openai.translation import Translation
 
 _OPTIONS = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
 

@@ -15,7 +15,7 @@ from rota.observe.metrics import Metrics
 from rota.runtime.blame import Blame, Quarantine
 from rota.server.access.access import Access
 from rota.server.audit import audited
-from rota.server.openapi import gives
+from rota.server.docs import gives
 
 
 class QuarantinedBody(BaseModel):

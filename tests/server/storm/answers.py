@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from rota.core.events import Event, Preempted
 from rota.core.moved import Moved
-from rota.server.version_header import HEADER
+from rota.server.answers.respond import VERSION_HEADER
 from tests.server.storm.calls import Call
 from tests.server.storm.library import Library, Part
 
@@ -49,7 +49,7 @@ class Judge:
             return
         name, tokens = answer["model"].partition("@")[0], answer["tokens"]
         moves = answer["moves"]
-        versions = [int(one) for one in call.headers[HEADER].split(", ")]
+        versions = [int(one) for one in call.headers[VERSION_HEADER].split(", ")]
         first = moves[0]["from"] if moves else versions[0]
         assert versions == ([first] if answer["is_streamed"] or not moves else _named(moves))
         parts = [Part(self.kinds[name, first], 0)]

@@ -86,7 +86,7 @@ class Storm(RuleBasedStateMachine):
         self.service = self.new_service(partial(self._built, config), config)
         self.judge = Judge(self.library, self.service.events)
         self.registry = Registry("tiny", str(self.library.model_folder))
-        with mock.patch("rota.server.versions.upload.ThreadPoolExecutor", Inline):
+        with mock.patch("rota.server.adapters.upload.ThreadPoolExecutor", Inline):
             self.app = create_app(self.service, Tokenizer(self.library.model_folder), self.registry)
         self.lifespan = self.app.router.lifespan_context(self.app)
         self.loop.run_until_complete(self.lifespan.__aenter__())

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rota.core.errors import RequestError
-from rota.server.traffic.split import MOST_TARGETS, Split, check_weights
+from rota.server.traffic.route import MOST_TARGETS, Split, check_weights
 
 few = settings(max_examples=30)
 ASKERS = [f"user {number}" for number in range(400)]

@@ -20,11 +20,9 @@ from rota.observe.journey import Journey
 from rota.observe.meters import AdapterMeters
 from rota.runtime.registry import Registry
 from rota.runtime.service import Phase, ServiceState
-from rota.server.adapters import AdapterManager
-from rota.server.traffic.route import Route
-from rota.server.traffic.shadows import Shadows
-from rota.server.traffic.split import Split
-from rota.server.traffic.traffic import Traffic
+from rota.server.adapters.manager import AdapterManager
+from rota.server.traffic.route import Route, Split
+from rota.server.traffic.traffic import Shadows, Traffic
 
 NAMES = ("legal", "poet")
 DICE = st.integers(0, 1_000)

@@ -16,10 +16,8 @@ from rota.core.request import Request
 from rota.observe.journey import Journey
 from rota.observe.meters import AdapterMeters
 from rota.runtime.registry import Registry
-from rota.server.traffic.route import Route
-from rota.server.traffic.shadows import Shadows
-from rota.server.traffic.split import Split
-from rota.server.traffic.traffic import DIES_AGAIN_S, Traffic
+from rota.server.traffic.route import Route, Split
+from rota.server.traffic.traffic import DIES_AGAIN_S, Shadows, Traffic
 
 
 def unsent(_request: Request) -> NoReturn:

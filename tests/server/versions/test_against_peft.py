@@ -11,8 +11,8 @@ from rota.core.lora_paths import LoraPath
 from rota.llm.config import build_device, engine_config
 from rota.runtime.preloaded import PreloadedService
 from rota.runtime.registry import Registry
+from rota.server.answers.respond import VERSION_HEADER
 from rota.server.app import create_app
-from rota.server.version_header import HEADER
 from rota.text.tokenizer import Tokenizer
 from tests.engine.lora.adapter_factory import greedy_answer, load_with_peft, make_adapter
 from tests.engine.model_factory import make_tiny_model
@@ -49,7 +49,7 @@ def test_answers_before_and_after_an_update_are_those_of_peft_with_the_version_t
         def ask(name: str) -> tuple[str, list[int]]:
             body = {**ASKED, "model": name, "return_token_ids": True}
             answer = client.post("/v1/completions", json=body)
-            return answer.headers[HEADER], answer.json()["choices"][0]["token_ids"]
+            return answer.headers[VERSION_HEADER], answer.json()["choices"][0]["token_ids"]
 
         given = [ask("poet")]
         assert put(client, "poet", str(paths[2]), keep_old=True).json()["current"] == 2

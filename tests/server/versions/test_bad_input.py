@@ -21,8 +21,8 @@ from rota.runtime.preloaded import PreloadedService
 from rota.runtime.registry import Registry
 from rota.server.access.access import Access
 from rota.server.access.keys import Key, KeyRing, digest_of
+from rota.server.answers.respond import VERSION_HEADER
 from rota.server.app import create_app
-from rota.server.version_header import HEADER
 from rota.text.tokenizer import Tokenizer
 from tests.server.engines import engines
 from tests.server.letters import error_of
@@ -56,7 +56,7 @@ class Stage:
             "return_token_ids": True,
         }
         answer = self.client.post("/v1/completions", json={**asked, "model": model, **fields}).raise_for_status()
-        return answer.headers[HEADER], answer.json()["choices"][0]["token_ids"]
+        return answer.headers[VERSION_HEADER], answer.json()["choices"][0]["token_ids"]
 
     def is_pefts(self, version: str, tokens: list[int]) -> bool:
         return self.library.answer([Part(KINDS[version], 0)], PROMPT, tokens) == tokens
@@ -257,7 +257,7 @@ def test_a_conversation_stays_with_its_version_and_is_pefts(stage):
     for number in (0, 1, 2, 3, 0, 1, 2, 3):
         body = {"model": "legal", **said, "return_token_ids": True, "prompt_cache_key": f"talk {number}"}
         answer = stage.client.post("/v1/chat/completions", json=body).raise_for_status()
-        version, tokens = answer.headers[HEADER], answer.json()["choices"][0]["token_ids"]
+        version, tokens = answer.headers[VERSION_HEADER], answer.json()["choices"][0]["token_ids"]
         assert stage.library.answer([Part(KINDS[version], 0)], answer.json()["prompt_token_ids"], tokens) == tokens
         seen.add((number, version))
     assert len(seen) == 4
@@ -279,6 +279,6 @@ def test_a_stream_that_is_routed_is_pefts_with_the_version_it_names(stage):
         answer = stage.client.post("/v1/completions", json=body)
         lines = [json.loads(line[6:]) for line in answer.text.split("\n\n") if line.startswith("data: {")]
         tokens = [token for line in lines for choice in line["choices"] for token in choice["token_ids"]]
-        assert stage.is_pefts(answer.headers[HEADER], tokens)
-        seen.add(answer.headers[HEADER])
+        assert stage.is_pefts(answer.headers[VERSION_HEADER], tokens)
+        seen.add(answer.headers[VERSION_HEADER])
     assert seen == {"1", "2"}

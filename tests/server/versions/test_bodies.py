@@ -23,8 +23,8 @@ from rota.core.messages import AdapterFailed, Message
 from rota.runtime.spool import FOLDER, PREFIX, Spool
 from rota.server.access.disclosure import reason_for
 from rota.server.access.keys import Key, KeyRing, digest_of
-from rota.server.version_header import HEADER
-from rota.server.versions.upload import WEIGHTS_FILE
+from rota.server.adapters.upload import WEIGHTS_FILE
+from rota.server.answers.respond import VERSION_HEADER
 from tests.server.letters import error_of, serving
 from tests.server.versions.serving import CONFIG, SlowDevice, ask, put, send, versions, weights
 from tests.waiting import until
@@ -64,7 +64,7 @@ def files(spools: Path) -> list[Path]:
 
 def test_a_version_comes_in_a_body_and_its_files_go_with_it(client, spools, device):
     assert send(client, "poet", weights(), config=CONFIG).json()["current"] == 2
-    assert ask(client, "poet").headers[HEADER] == "2"
+    assert ask(client, "poet").headers[VERSION_HEADER] == "2"
     (spool,) = spools.iterdir()
     assert stat.S_IMODE(spool.stat().st_mode) == 0o700
     config, saved = files(spools)
@@ -166,7 +166,7 @@ def test_a_disk_without_room_is_told_and_the_old_version_serves_on(client, spool
         refused = send(client, "poet", weights(size=size), config=CONFIG)
     assert (refused.status_code, error_of(refused)["code"]) == (507, "disk_full")
     assert error_of(refused)["message"] == no_room(str(spools))
-    assert (versions(client, "poet"), ask(client, "poet").headers[HEADER]) == ({1: "current"}, "1")
+    assert (versions(client, "poet"), ask(client, "poet").headers[VERSION_HEADER]) == ({1: "current"}, "1")
     assert not files(spools)
     assert send(client, "poet", weights(size=size), config=CONFIG).json()["current"] == 2
 
@@ -179,9 +179,9 @@ def no_room(place: str, why: str = "No space left on device") -> str:
 # What writes: the folder, the weights of a body, its config, and the weights in base64.
 WRITES = [
     "tempfile.mkdtemp",
-    "rota.server.versions.upload._write_last",
+    "rota.server.adapters.upload._write_last",
     "pathlib.Path.write_text",
-    "rota.server.versions.tensors._decode",
+    "rota.server.adapters.upload._decode",
 ]
 
 
@@ -214,7 +214,7 @@ def test_a_disk_that_fails_otherwise_is_the_servers_fault_too(client, spools, mo
         raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as patched:
-        patched.setattr("rota.server.versions.upload._write_last", fail)
+        patched.setattr("rota.server.adapters.upload._write_last", fail)
         refused, loaded = send(client, "poet", weights(), config=CONFIG), load_tensors(client, weights())
     assert (refused.status_code, error_of(refused)["code"], loaded.status_code) == (500, "disk_failed", 500)
     assert (
@@ -225,7 +225,7 @@ def test_a_disk_that_fails_otherwise_is_the_servers_fault_too(client, spools, mo
             "Look after that disk, or start the server with TMPDIR on another."
         )
     )
-    assert (versions(client, "poet"), ask(client, "poet").headers[HEADER]) == ({1: "current"}, "1")
+    assert (versions(client, "poet"), ask(client, "poet").headers[VERSION_HEADER]) == ({1: "current"}, "1")
     assert not files(spools)
 
 
@@ -233,7 +233,7 @@ def test_only_an_operator_is_told_which_folder_is_full(client, monkeypatch):
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("rota.server.versions.upload._write_last", fail)
+    monkeypatch.setattr("rota.server.adapters.upload._write_last", fail)
     client.headers["x-api-key"] = "sk-acme"
     sent, loaded = send(client, "acme-owl", weights(), config=CONFIG), load_tensors(client, weights(), "acme-owl")
     assert (sent.status_code, loaded.status_code) == (507, 507)
@@ -254,7 +254,7 @@ def test_a_key_without_a_folder_sends_weights_for_its_own_names_only(client):
 
 def test_sglangs_shape_takes_safetensors_and_no_pickle(client, spools):
     assert load_tensors(client, weights()).json()["success"]
-    assert ask(client, "poet").headers[HEADER] == "2"
+    assert ask(client, "poet").headers[VERSION_HEADER] == "2"
     refused = load_tensors(client, pickle.dumps({"weights": b"0" * 5000}))
     assert (refused.status_code, "holds a pickle, which can run code" in error_of(refused)["message"]) == (400, True)
     assert error_of(refused)["param"] == "serialized_tensors"

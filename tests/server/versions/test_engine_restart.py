@@ -19,8 +19,8 @@ from rota.llm.config import build_device, engine_config
 from rota.runtime.preloaded import PreloadedService
 from rota.runtime.registry import Registry
 from rota.runtime.service import BuildDevice, Phase, Service
+from rota.server.answers.respond import VERSION_HEADER
 from rota.server.app import create_app
-from rota.server.version_header import HEADER
 from rota.text.tokenizer import Tokenizer
 from tests.engine.lora.adapter_factory import greedy_answer, load_with_peft, make_adapter
 from tests.engine.model_factory import make_tiny_model
@@ -60,7 +60,7 @@ class Stage:
         return shown
 
     def version(self, model: str = "legal", **fields: Any) -> str:
-        return ask(self.client, model, **fields).raise_for_status().headers[HEADER]
+        return ask(self.client, model, **fields).raise_for_status().headers[VERSION_HEADER]
 
     def copies(self) -> float:
         return Scrape(self.client.get("/metrics").text)("rota_shadow_requests_total", outcome="length") or 0.0
@@ -155,4 +155,4 @@ def test_after_a_restart_each_version_answers_as_peft_does(tmp_path):
         }
         for name in ("legal", "legal", "legal@1", "legal@2", "legal@3"):
             answer = ask(stage.client, name, **asked)
-            assert answer.json()["choices"][0]["token_ids"] == right[answer.headers[HEADER]]
+            assert answer.json()["choices"][0]["token_ids"] == right[answer.headers[VERSION_HEADER]]

@@ -18,7 +18,7 @@ from rota.core.messages import AddAdapter, Message, RemoveAdapter
 from rota.runtime.registry import Registry
 from rota.runtime.service import Service
 from rota.server.access.keys import Key, KeyRing, digest_of
-from rota.server.adapters import AdapterManager
+from rota.server.adapters.manager import AdapterManager
 from tests.server.letters import serving
 from tests.server.versions.serving import Paused, SlowDevice, send, weights
 

@@ -16,7 +16,7 @@ from rota.core.errors import RequestError
 from rota.core.ids import AdapterId
 from rota.core.lora_paths import LoraPath
 from rota.server.access.keys import Key, KeyRing, digest_of
-from rota.server.versions.room import MOST_UPLOADS, Room
+from rota.server.adapters.room import MOST_UPLOADS, Room
 from tests.server.letters import error_of, serving
 from tests.server.versions.serving import CONFIG, Paused, SlowDevice, put, send, weights
 from tests.waiting import PATIENCE_S, until
@@ -108,7 +108,7 @@ def test_a_key_has_no_more_adapters_and_kept_versions_than_its_limit(tmp_path):
 
 
 def test_keys_without_limits_leave_adapters_to_each_other(monkeypatch):
-    monkeypatch.setattr("rota.server.versions.room.MOST_VERSIONS", 8)
+    monkeypatch.setattr("rota.server.adapters.room.MOST_VERSIONS", 8)
     keys = {"acme": ACME, "birds": BIRDS, "boss": Key("boss")}
     room, asked = Room(keys.get, lambda: 0), LoraPath(name="owl", path="/owl")
 

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from rota.core.errors import RequestError
-from rota.server.fields import read_body
-from rota.server.versions import tensors
-from rota.server.versions.tensors import PIECE, TensorsFields, read_tensors, write_tensors
-from rota.server.versions.upload import WEIGHTS_FILE
+from rota.server.adapters.manager import upload
+from rota.server.adapters.upload import PIECE, WEIGHTS_FILE, TensorsFields, read_tensors, write_tensors
+from rota.server.calls.fields import read_body
 from tests.server.versions.serving import weights
 
 TEXT = base64.b64encode(bytes(range(256))).decode()
@@ -72,7 +71,7 @@ def test_a_body_that_a_parser_refuses_is_refused_for_the_same_field(raw):
 
 def test_the_parser_gets_the_body_without_the_weights(monkeypatch):
     seen = []
-    monkeypatch.setattr(tensors, "read_body", lambda kind, raw: seen.append(len(raw)) or read_body(kind, raw))
+    monkeypatch.setattr(upload, "read_body", lambda kind, raw: seen.append(len(raw)) or read_body(kind, raw))
     text = "A" * 3 * PIECE
     _, found = read_tensors(json.dumps({**BODY, "serialized_tensors": text}).encode())
 

@@ -12,7 +12,7 @@ import pytest
 
 from rota.core.adapter import Adapter
 from rota.core.messages import Message
-from rota.server.version_header import HEADER
+from rota.server.answers.respond import VERSION_HEADER
 from tests.fakes import FakeDevice, alphabet
 from tests.server.endless import ENDLESS, after
 from tests.server.engines import REPLICAS
@@ -49,13 +49,13 @@ def client(tmp_path, device) -> Iterator[httpx.Client]:
 
 
 def test_a_new_version_takes_the_name_and_answers_say_which_gave_them(client):
-    assert ask(client, "poet").headers[HEADER] == "1"
+    assert ask(client, "poet").headers[VERSION_HEADER] == "1"
     assert put(client, "poet").json() == {"name": "poet", "version": 2, "previous": 1, "current": 2}
 
-    assert ask(client, "poet").headers[HEADER] == "2"
-    assert ask(client, "letters:poet@2").headers[HEADER] == "2"
-    assert ask(client, "pirate", stream=True).headers[HEADER] == "1"
-    assert HEADER not in ask(client, "letters").headers
+    assert ask(client, "poet").headers[VERSION_HEADER] == "2"
+    assert ask(client, "letters:poet@2").headers[VERSION_HEADER] == "2"
+    assert ask(client, "pirate", stream=True).headers[VERSION_HEADER] == "1"
+    assert VERSION_HEADER not in ask(client, "letters").headers
     assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["letters", "poet", "pirate"]
 
 
@@ -79,8 +79,8 @@ def test_an_answer_goes_on_under_the_version_it_began_with_which_takes_requests_
         next(lines)
         assert put(client, "poet").status_code == 200
         assert versions(client, "poet") == {2: "current", 1: "leaving"}
-        assert ask(client, "poet").headers[HEADER] == "2"
-        assert ask(client, "poet@1").headers[HEADER] == stream.headers[HEADER] == "1"
+        assert ask(client, "poet").headers[VERSION_HEADER] == "2"
+        assert ask(client, "poet@1").headers[VERSION_HEADER] == stream.headers[VERSION_HEADER] == "1"
     assert until(lambda: versions(client, "poet") == {2: "current"}), "the old version has not left"
     assert [seat.adapter_id for plan in device.plans for seat in plan.seats] == [1, 3, 1]
 
@@ -89,11 +89,11 @@ def test_the_old_version_serves_while_the_new_one_is_read(client, device):
     with ThreadPoolExecutor(1) as threads:
         updating = threads.submit(put, client, "poet", "/a/slow")
         assert until(lambda: len(device.unread) == REPLICAS)
-        assert ask(client, "poet").headers[HEADER] == "1"
+        assert ask(client, "poet").headers[VERSION_HEADER] == "1"
         assert ask(client, "poet@2").status_code == 404
         device.read()
         assert updating.result().json()["current"] == 2
-    assert ask(client, "poet").headers[HEADER] == "2"
+    assert ask(client, "poet").headers[VERSION_HEADER] == "2"
 
 
 @pytest.mark.parametrize("kv", ["recompute", "keep"])
@@ -127,7 +127,7 @@ def test_a_whole_answer_that_was_moved_has_both_versions_in_its_header(client, d
         assert until(lambda: any(seat.adapter_id == 3 for plan in device.plans for seat in plan.seats))
         MAY_END.set()
         answer = asking.result()
-    assert answer.headers[HEADER] == "1, 2"
+    assert answer.headers[VERSION_HEADER] == "1, 2"
     assert [(move["from"], move["to"]) for move in answer.json()["rota"]["moves"]] == [(1, 2)]
 
 
@@ -171,14 +171,14 @@ def test_an_update_that_fails_changes_nothing(client, path):
 
     assert (refused.status_code, path in error_of(refused)["message"]) == (400, True)
     assert versions(client, "poet") == {1: "current"}
-    assert ask(client, "poet").headers[HEADER] == "1"
+    assert ask(client, "poet").headers[VERSION_HEADER] == "1"
     assert put(client, "poet").json()["version"] == 3
 
 
 def test_a_version_is_staged_used_and_left_again(client):
     assert put(client, "poet", mode="stage").json() == {"name": "poet", "version": 2, "previous": 1, "current": 1}
     assert versions(client, "poet") == {2: "kept", 1: "current"}
-    assert [ask(client, name).headers[HEADER] for name in ("poet", "poet@2")] == ["1", "2"]
+    assert [ask(client, name).headers[VERSION_HEADER] for name in ("poet", "poet@2")] == ["1", "2"]
 
     assert put(client, "poet", None, version=2, keep_old=True).json()["current"] == 2
     assert versions(client, "poet") == {2: "current", 1: "kept"}
@@ -223,7 +223,7 @@ def test_vllms_load_inplace_gives_a_loaded_name_a_new_version(client):
     body = {"lora_name": "poet", "lora_path": "/adapters/new"}
     assert client.post("/v1/load_lora_adapter", json=body).status_code == 400
     assert client.post("/v1/load_lora_adapter", json=body | {"load_inplace": True}).status_code == 200
-    assert ask(client, "poet").headers[HEADER] == "2"
+    assert ask(client, "poet").headers[VERSION_HEADER] == "2"
 
 
 @pytest.mark.parametrize(

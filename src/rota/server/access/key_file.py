@@ -1,41 +1,99 @@
-"""The key file gives every key its rights in TOML; a right that is not given is not there.
-
-[keys.acme]
-key = "sk-acme-…"                    # or key_sha256, so that the file holds no secret
-adapters = ["pirate", "acme-*"]      # or "all"
-may_use_base = true
-may_load = true
-adapter_root = "acme"                # its folder below the server's --adapter-root; needed by may_load
-may_operate = false
-may_set_headers = false              # for the key of a gateway: x-llm-d-inference-fairness-id, x-llm-d-slo-ttft-ms
-requests_per_minute = 600
-tokens_per_minute = 200_000
-max_tokens_in_flight = 50_000
-max_running = 32
-max_queued = 256
-max_adapters = 100
-max_adapter_bytes = 10_000_000_000
-max_uploads = 2
-weight = 2.0                         # its share as a tenant, not the weight of adapters that it loads
-priority = 1
-shares_prefixes_with = ["birds"]     # or "all"
-"""
+"""The key file gives every key its rights in TOML, and is read again when it changes. No right is a default."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import stat
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rota.core.errors import ConfigError
-from rota.server.access.cache_scopes import groups_of
-from rota.server.access.keys import MAX_ASKED_PRIORITY, Key, KeyRing, digest_of
-from rota.server.access.roots import with_root
+from rota.core.errors import AdapterError, ConfigError
+from rota.observe.audit import log_keys, log_refused_keys
+from rota.server.access.access import Access
+from rota.server.access.keys import MAX_ASKED_PRIORITY, Key, KeyRing, digest_of, groups_of
+from rota.sources.address import has_scheme, parse_address
+
+# ── roots ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# A key's adapter root is the one folder or address from which the key loads, below the server's adapter root.
+
+
+def with_root(key: Key, server_root: str | None) -> Key:
+    """The key, its root as an address, or as a path with links followed.
+
+    Raises ConfigError for a root that the key may not have.
+    """
+    if key.adapter_root is not None:
+        return replace(key, adapter_root=_resolved(key.name, key.adapter_root, server_root))
+    if key.may_load and not key.may_operate:
+        start = "" if server_root else "start the server with --adapter-root DIR and "
+        raise ConfigError(
+            f"'{key.name}' may load adapters and has no folder of its own: {start}add the line "
+            f'adapter_root = "NAME" to it, where NAME is a folder in the server\'s adapter root. Without may_load it '
+            "needs none."
+        )
+    return key
+
+
+def _resolved(name: str, root: str, server_root: str | None) -> str:
+    if has_scheme(root) or (server_root is not None and has_scheme(server_root)):
+        return _address(name, root, server_root)
+    if server_root is None:
+        raise ConfigError(f"'{name}' has an adapter_root, and the server has none; start it with --adapter-root DIR.")
+    try:
+        outer = Path(server_root).resolve()
+        inner = (outer / root).resolve()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"'{name}': adapter_root {root!r} is no path that can be followed ({error}).") from error
+    if outer not in inner.parents:
+        raise ConfigError(
+            f"'{name}': adapter_root {root!r} is {inner}, which is not below the server's adapter root {outer}; name a "
+            "folder in it."
+        )
+    return str(inner)
+
+
+def _address(name: str, root: str, server_root: str | None) -> str:
+    """A key may have the address of its own root where the server has none."""
+    try:
+        outer = parse_address(root) if server_root is None else parse_address(server_root)
+        inner = parse_address(root if has_scheme(root) else f"{outer}/{root}")
+    except AdapterError as error:
+        raise ConfigError(f"'{name}': adapter_root {root!r}: {error}") from error
+    if not inner.lies_in(outer) or (inner == outer and server_root is not None):
+        raise ConfigError(
+            f"'{name}': adapter_root {root!r} is {inner}, which is not below the server's adapter root {outer}; name a "
+            "place in it."
+        )
+    return str(inner.plain)
+
+
+# ── key file ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# The key file gives every key its rights in TOML; a right that is not given is not there.
+#
+# [keys.acme]
+# key = "sk-acme-…"                    # or key_sha256, so that the file holds no secret
+# adapters = ["pirate", "acme-*"]      # or "all"
+# may_use_base = true
+# may_load = true
+# adapter_root = "acme"                # its folder below the server's --adapter-root; needed by may_load
+# may_operate = false
+# may_set_headers = false              # for the key of a gateway: x-llm-d-inference-fairness-id, x-llm-d-slo-ttft-ms
+# requests_per_minute = 600
+# tokens_per_minute = 200_000
+# max_tokens_in_flight = 50_000
+# max_running = 32
+# max_queued = 256
+# max_adapters = 100
+# max_adapter_bytes = 10_000_000_000
+# max_uploads = 2
+# weight = 2.0                         # its share as a tenant, not the weight of adapters that it loads
+# priority = 1
+# shares_prefixes_with = ["birds"]     # or "all"
 
 # Shares are quotients of weights: beyond this, a tenant would wait for ever, or numbers would no longer differ.
 MOST_WEIGHT = 1e6
@@ -234,3 +292,89 @@ def _priority(name: str, table: dict[str, Any]) -> int:
         most = MAX_ASKED_PRIORITY
         raise ConfigError(f"'{name}': priority must be a whole number from -{most} to {most}, not {value!r}.")
     return value
+
+
+# ── key source ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# A key source is where a server's keys come from, and knows when they have to be read again.
+
+# When a file was last written, and which file it is: a new file under the old name is a change too.
+Stamp = tuple[int, ...] | None
+
+
+class KeySource:
+    """Where a server's keys come from: --api-key and --api-key-file."""
+
+    def __init__(self, secrets: Sequence[str], path: str | None, adapter_root: str | None = None) -> None:
+        """`adapter_root` is the server's."""
+        self.path = path
+        self._secrets, self._adapter_root = secrets, adapter_root
+        self._stamp: Stamp = None
+        self._is_asked = False
+
+    def read(self) -> KeyRing:
+        """The keys as they are now. Raises ConfigError. Blocks on the disk."""
+        self._is_asked = False
+        self._stamp = self._stamp_now()  # before the read: a write during the read is a change
+        return read_keys(self._secrets, self.path, self._adapter_root)
+
+    def ask(self) -> None:
+        """Have the file read again soon, changed or not. May be called by a signal handler."""
+        self._is_asked = True
+
+    def cause_to_read(self) -> str:
+        """Why the file is to be read again, or an empty text. Blocks on the disk."""
+        if self._is_asked:
+            return "SIGHUP"
+        return "the key file changed" if self.has_changed() else ""
+
+    def has_changed(self) -> bool:
+        """Whether the file was written since the last read. Blocks on the disk."""
+        return self._stamp_now() != self._stamp
+
+    def _stamp_now(self) -> Stamp:
+        if self.path is None:
+            return None
+        try:
+            found = os.stat(self.path)
+        except OSError:
+            return None
+        return (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino, found.st_dev)
+
+
+# ── key watch ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# The key watch reads the key file again when the file changes or a signal asks for it; bad keys change nothing.
+
+LOOK_EVERY_S = 1.0
+
+
+class KeyWatch:
+    """Gives the server new keys while it runs. Open requests go on to their end, also those of a removed key."""
+
+    def __init__(self, source: KeySource, access: Access, every_s: float = LOOK_EVERY_S) -> None:
+        self._source, self._access, self._every_s = source, access, every_s
+
+    async def run(self) -> None:
+        """Look until cancelled. The disk is read in a thread: a slow one delays no request."""
+        while True:
+            await asyncio.sleep(self._every_s)
+            if cause := await asyncio.to_thread(self._source.cause_to_read):
+                await self._take_over(cause)
+
+    async def _take_over(self, cause: str) -> None:
+        keys, refusal = await asyncio.to_thread(self._read)
+        if keys is None and not refusal:
+            return
+        if keys is None:
+            log_refused_keys(refusal, cause)
+            return
+        changes = self._access.replace_keys(keys)
+        log_keys(changes.added, changes.removed, changes.changed, cause)
+
+    def _read(self) -> tuple[KeyRing | None, str]:
+        """The keys, or the reason against them; neither if the file was written meanwhile, for the next look."""
+        keys, refusal = None, ""
+        try:
+            keys = self._source.read()
+        except ConfigError as error:
+            refusal = str(error)
+        return (None, "") if self._source.has_changed() else (keys, refusal)

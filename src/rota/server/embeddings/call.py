@@ -3,16 +3,71 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from rota.core.errors import RequestError
 from rota.core.request import Pooling
-from rota.server.call_options import CallOptions
-from rota.server.embeddings.fields import EmbeddingFields, PooledFields, RerankFields, ScoreFields
-from rota.server.fields import read_body
+from rota.server.calls.call import CallOptions
+from rota.server.calls.fields import CacheSalt, Count, Fields, Unsupported, read_body, within
+from rota.server.calls.prompts import Prompt, Prompts, Reading, Texts
+from rota.server.calls.reading_room import AskedModels
 from rota.server.openai.sampling_fields import ModelNames
-from rota.server.prompts import Prompts, Texts
-from rota.server.reading import AskedModels
+
+# ── fields ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# The bodies of /v1/embeddings, /v1/score and /v1/rerank.
+
+SomeTexts = Annotated[list[str], Field(fail_fast=True, min_length=1)]
+
+
+class PooledFields(Fields):
+    """What the three routes share. `pooling` says which hidden states make the vector: the last, or the mean of all."""
+
+    model: str | None = None
+    lora_path: str | None = None
+    pooling: Literal["last", "mean"] | None = None
+    cache_salt: CacheSalt | None = None
+    priority: Count | None = None
+    # The client's own user, who stays with one target of a traffic route.
+    user: str | None = None
+    truncate_prompt_tokens: Count | None = within(-1)
+    add_special_tokens: bool | None = None
+
+    @property
+    def names(self) -> ModelNames:
+        return ModelNames(self.model, self.lora_path)
+
+    def reading(self) -> Reading:
+        return Reading(self.truncate_prompt_tokens, add_special_tokens=self.add_special_tokens is not False)
+
+    def call_options(self) -> CallOptions:
+        return CallOptions(cache_salt=self.cache_salt, asker=self.user or self.cache_salt, priority=self.priority)
+
+
+class EmbeddingFields(PooledFields):
+    """Texts to be turned into vectors of length one."""
+
+    input: Prompt
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Unsupported = None
+
+
+class ScoreFields(PooledFields):
+    """Pairs of texts: one with each of a list, or two lists of the same length."""
+
+    text_1: str | SomeTexts
+    text_2: str | SomeTexts
+
+
+class RerankFields(PooledFields):
+    """Documents to be put in order by how near they are to a query."""
+
+    query: str
+    documents: SomeTexts
+    top_n: Count | None = within(0)
+    return_documents: bool | None = None
+    max_tokens_per_doc: Unsupported = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,16 +9,30 @@ from fastapi import FastAPI, Response
 from fastapi import Request as HttpRequest
 
 from rota.core.request import SamplingParams
-from rota.server.answer import ParsedCall, SentAs, requests_for
-from rota.server.embeddings.bodies import EmbeddingsBody, RanksBody, ScoresBody
-from rota.server.embeddings.call import PooledCall, read_embeddings, read_rerank, read_score
-from rota.server.embeddings.fields import EmbeddingFields, RerankFields, ScoreFields
-from rota.server.embeddings.shape import EmbeddingShape, RerankShape, ScoreShape, VectorShape
+from rota.server.answers.answer import ParsedCall, SentAs, requests_for
+from rota.server.answers.respond import respond
+from rota.server.calls.reading_room import Work
+from rota.server.docs import gives, takes
+from rota.server.embeddings.call import (
+    EmbeddingFields,
+    PooledCall,
+    RerankFields,
+    ScoreFields,
+    read_embeddings,
+    read_rerank,
+    read_score,
+)
+from rota.server.embeddings.writer import (
+    EmbeddingsBody,
+    EmbeddingShape,
+    RanksBody,
+    RerankShape,
+    ScoresBody,
+    ScoreShape,
+    VectorShape,
+)
 from rota.server.front import Front
-from rota.server.openai.model_names import model_for
-from rota.server.openapi import gives, takes
-from rota.server.reading import Work
-from rota.server.respond import respond
+from rota.server.openai.sampling_fields import model_for
 
 # No token is drawn, and the field must have a value.
 _SAMPLING = SamplingParams(max_new_tokens=1, temperature=0.0)

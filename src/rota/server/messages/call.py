@@ -3,18 +3,311 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
+from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from rota.core.errors import RequestError
-from rota.server.fields import read_body
-from rota.server.messages.conversation import Conversation
-from rota.server.messages.fields import CustomTool, MessagesFields, MessagesToolChoice, PromptFields
+from rota.core.request import MAX_SEED
+from rota.server.calls.fields import CacheSalt, Count, Fields, Unsupported, read_body, unless, within
+from rota.server.calls.prompts import TextLimits, Texts
+from rota.server.calls.sampling import Stop
 from rota.server.openai.chat_fields import ChatCall
-from rota.server.openai.tokenize_fields import TextAnswer
-from rota.server.prompts import TextLimits, Texts
-from rota.server.translation import Translation
+from rota.server.openai.tokenize_routes import TextAnswer
+from rota.server.openai.translation import Translation
+
+# ── content ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# The content of a message in Anthropic's shape: blocks of text, calls, their results and thoughts.
+
+
+class TextBlock(Fields):
+    type: Literal["text"]
+    text: str
+    # Prompts are cached without a mark.
+    cache_control: dict[str, Any] | None = None
+    citations: Unsupported = None
+
+    def part(self, where: str) -> dict[str, str]:
+        """The block as a chat has it."""
+        self.refuse_unsupported(f"{where}.")
+        return {"type": "text", "text": self.text}
+
+
+class ToolUseBlock(Fields):
+    """A call that the model made."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+    cache_control: dict[str, Any] | None = None
+    # Who calls: the model, in every answer of Rota.
+    caller: dict[str, Any] | None = None
+
+
+class ThinkingBlock(Fields):
+    """What the model thought. Rota's own have an empty signature."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = None
+
+
+class OtherBlock(Fields):
+    """A block that is refused by its type."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    type: str | None = None
+
+    def refusal(self, where: str) -> RequestError:
+        kind = f"of type '{self.type[:100]}'" if self.type else "without a type"
+        message = f"{where} is a block {kind}; Rota reads text, tool_use, tool_result and thinking."
+        return RequestError.bad_field(f"{where}.type", message)
+
+
+def _kind(block: Any) -> str:
+    # Capital letters: `fields` leaves the names of types out of the path of an error.
+    kinds = {"text": "Text", "tool_use": "Use", "tool_result": "Result", "thinking": "Thinking"}
+    return kinds.get(str(block.get("type")), "Other") if isinstance(block, dict) else "Other"
+
+
+def _text_kind(block: Any) -> str:
+    return "Text" if _kind(block) == "Text" else "Other"
+
+
+OnlyText = Annotated[Annotated[TextBlock, Tag("Text")] | Annotated[OtherBlock, Tag("Other")], Discriminator(_text_kind)]
+TextBlocks = Annotated[list[OnlyText], Field(fail_fast=True)]
+
+
+class ToolResultBlock(Fields):
+    """What a call gave."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | TextBlocks | None = None
+    is_error: bool | None = None
+    cache_control: dict[str, Any] | None = None
+
+    def text(self, where: str) -> str:
+        """Chat templates have no word for a failure, so the text says it."""
+        parts = text_parts(self.content or "", f"{where}.content")
+        text = "\n".join(part["text"] for part in parts)
+        return f"Error: {text}" if self.is_error else text
+
+
+Block = Annotated[
+    Annotated[TextBlock, Tag("Text")]
+    | Annotated[ToolUseBlock, Tag("Use")]
+    | Annotated[ToolResultBlock, Tag("Result")]
+    | Annotated[ThinkingBlock, Tag("Thinking")]
+    | Annotated[OtherBlock, Tag("Other")],
+    Discriminator(_kind),
+]
+Content = Annotated[list[Block], Field(fail_fast=True)]
+
+
+def text_parts(content: str | list[TextBlock | OtherBlock], where: str) -> list[dict[str, str]]:
+    """Texts as a chat has them. Raises RequestError for a block that is no text."""
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if content else []
+    parts = []
+    for index, block in enumerate(content):
+        if isinstance(block, OtherBlock):
+            raise block.refusal(f"{where}.{index}")
+        parts.append(block.part(f"{where}.{index}"))
+    return parts
+
+
+# ── fields ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# The bodies of /v1/messages and /v1/messages/count_tokens.
+
+_KEEP_THOUGHTS = {"type": "clear_thinking_20251015", "keep": "all"}
+
+
+class MessageFields(Fields):
+    """One message of a conversation."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | Content
+
+
+class CustomTool(Fields):
+    """A function that the model may call. Tools of other types are refused by their type."""
+
+    model_config = ConfigDict(extra="allow", strict=True, json_schema_extra={"required": ["name", "input_schema"]})
+
+    name: str
+    type: str | None = Field(default=None, json_schema_extra={"enum": ["custom", None]})
+    description: str | None = None
+    input_schema: dict[str, Any] | None = Field(default=None, json_schema_extra={"type": "object"})
+    strict: bool | None = None
+    # Notes for Anthropic's own service: prompts are cached here without a mark, and arguments are streamed at once.
+    cache_control: dict[str, Any] | None = None
+    eager_input_streaming: bool | None = None
+    defer_loading: Literal[False] | None = None
+
+
+class MessagesToolChoice(Fields):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(Fields):
+    """Whether the model thinks. `budget_tokens` is no limit here: thoughts count as output, within `max_tokens`."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Count | None = within(1)
+    display: Literal["summarized"] | None = None
+
+
+class OutputFormat(Fields):
+    type: Literal["json_schema"]
+    # A field of this name would hide a method of its class.
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Fields):
+    effort: str | None = None
+    format: OutputFormat | None = None
+
+
+class MessagesMetadata(Fields):
+    user_id: str | None = None
+
+
+class PromptFields(Fields):
+    """What the model reads."""
+
+    model: str | None = None
+    messages: Annotated[list[MessageFields], Field(fail_fast=True, min_length=1)]
+    system: str | TextBlocks | None = None
+    tools: Annotated[list[CustomTool], Field(fail_fast=True)] | None = None
+    tool_choice: MessagesToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+    # Prompts are cached without a mark.
+    cache_control: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    mcp_servers: Unsupported = None
+    # What agent programs send: the thoughts of all turns are kept, and they always are.
+    context_management: Unsupported = unless({"edits": []}, {"edits": [_KEEP_THOUGHTS]})
+
+
+class MessagesFields(PromptFields):
+    """A conversation to be continued, in Anthropic's shape."""
+
+    lora_path: str | None = None
+    max_tokens: Count = Field(json_schema_extra={"minimum": 1})
+    stream: bool | None = None
+    temperature: float | None = within(0.0, 100.0)
+    top_p: float | None = within(0.001, 1.0)
+    top_k: Count | None = within(-1)
+    stop_sequences: Annotated[list[Stop], Field(fail_fast=True)] | None = None
+    seed: int | None = within(0, MAX_SEED)
+    cache_salt: CacheSalt | None = None
+    # Who asks.
+    metadata: MessagesMetadata | None = None
+    # Only values that ask for the default behaviour.
+    service_tier: Literal["auto", "standard_only"] | None = None
+    speed: Literal["standard"] | None = None
+    container: Unsupported = None
+    inference_geo: Unsupported = None
+
+
+# ── conversation ────────────────────────────────────────────────────────────────────────────────────────────────────
+# Messages in Anthropic's shape become the messages of a chat.
+
+
+class Conversation:
+    """Messages, and for each the client's message that it comes from. A result of a call is a message of its own."""
+
+    def __init__(self, fields: PromptFields) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self.places: dict[str, str] = {}
+        if fields.system:
+            self._add({"role": "system", "content": text_parts(fields.system, "system")}, "system")
+        for index, message in enumerate(fields.messages):
+            where = f"messages.{index}"
+            if not message.content:
+                content = f"{where}.content"
+                raise RequestError.bad_field(content, f"{content} is empty; send a text or at least one block.")
+            if isinstance(message.content, str):
+                self._add({"role": message.role, "content": message.content}, where)
+            elif message.role == "assistant":
+                self._turn(message, where)
+            else:
+                self._user(message, where)
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether the last message is the beginning of the answer, as in Anthropic's own service."""
+        last = self.messages[-1]
+        return last["role"] == "assistant" and "tool_calls" not in last
+
+    def _user(self, message: MessageFields, where: str) -> None:
+        texts: list[dict[str, str]] = []
+        for index, block in enumerate(message.content):
+            place = f"{where}.content.{index}"
+            match block:
+                case TextBlock():
+                    texts.append(block.part(place))
+                case ToolResultBlock():
+                    texts = self._flush(message.role, texts, where)
+                    self.places[f"messages.{len(self.messages)}.tool_call_id"] = f"{place}.tool_use_id"
+                    result = {"role": "tool", "tool_call_id": block.tool_use_id, "content": block.text(place)}
+                    self._add(result, place)
+                case OtherBlock():
+                    raise block.refusal(place)
+                case _:
+                    raise _misplaced(block, place, message.role)
+        self._flush(message.role, texts, where)
+
+    def _turn(self, message: MessageFields, where: str) -> None:
+        """The model's turn: thoughts, text and calls are one message."""
+        texts: list[dict[str, str]] = []
+        calls: list[dict[str, Any]] = []
+        thoughts: list[str] = []
+        for index, block in enumerate(message.content):
+            place = f"{where}.content.{index}"
+            match block:
+                case TextBlock():
+                    texts.append(block.part(place))
+                case ToolUseBlock():
+                    self.places[f"messages.{len(self.messages)}.tool_calls.{len(calls)}.function"] = place
+                    calls.append(_call(block))
+                case ThinkingBlock():
+                    thoughts.append(block.thinking)
+                case OtherBlock():
+                    raise block.refusal(place)
+                case _:
+                    raise _misplaced(block, place, message.role)
+        turn: dict[str, Any] = {"role": "assistant", "content": texts or (None if calls else "")}
+        turn |= {"tool_calls": calls} if calls else {}
+        self._add(turn | ({"reasoning_content": "\n".join(thoughts)} if any(thoughts) else {}), where)
+
+    def _flush(self, role: str, texts: list[dict[str, str]], where: str) -> list[dict[str, str]]:
+        if texts:
+            self._add({"role": role, "content": texts}, where)
+        return []
+
+    def _add(self, message: dict[str, Any], where: str) -> None:
+        self.places[f"messages.{len(self.messages)}"] = where
+        self.messages.append(message)
+
+
+def _call(block: ToolUseBlock) -> dict[str, Any]:
+    function = {"name": block.name, "arguments": msgspec.json.encode(block.input).decode()}
+    return {"id": block.id, "type": "function", "function": function}
+
+
+def _misplaced(block: Any, where: str, role: str) -> RequestError:
+    message = f"{where} is of type '{block.type}', which a message of role '{role}' cannot hold."
+    return RequestError.bad_field(f"{where}.type", message)
+
 
 _SAME_NAMES = ("lora_path", "max_tokens", "stream", "temperature", "top_p", "top_k", "seed", "cache_salt")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}

@@ -5,16 +5,14 @@ from __future__ import annotations
 from fastapi import FastAPI, Response
 from fastapi import Request as HttpRequest
 
+from rota.server.answers.respond import respond
+from rota.server.docs import gives, takes
 from rota.server.front import Front
-from rota.server.messages.bodies import MessageBody, MessageEventBody, TokenCountBody
-from rota.server.messages.call import read_count, read_messages
-from rota.server.messages.fields import MessagesFields, PromptFields
-from rota.server.messages.shape import MessagesShape
+from rota.server.messages.call import MessagesFields, PromptFields, read_count, read_messages
+from rota.server.messages.writer import MessageBody, MessageEventBody, MessagesShape, TokenCountBody
 from rota.server.openai.chat import parsed_chat
-from rota.server.openai.model_names import model_for
+from rota.server.openai.sampling_fields import model_for
 from rota.server.openai.tokenize_routes import answer_at_once
-from rota.server.openapi import gives, takes
-from rota.server.respond import respond
 
 
 def install_messages_routes(app: FastAPI, front: Front) -> None:

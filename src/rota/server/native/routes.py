@@ -18,12 +18,11 @@ from rota.runtime.service import Phase
 from rota.server.access.disclosure import path_for, reason_for
 from rota.server.access.keys import Key
 from rota.server.audit import audited
-from rota.server.fields import Fields, read_body
+from rota.server.calls.fields import Fields, read_body
+from rota.server.docs import gives, takes
 from rota.server.front import Front
-from rota.server.native.bodies import AbortedBody, HealthBody, ModelInfoBody
-from rota.server.openapi import gives, takes
-from rota.server.pausing import PAUSED
-from rota.server.queries import Queries
+from rota.server.native.writer import AbortedBody, HealthBody, ModelInfoBody
+from rota.server.queries import PAUSED, Queries
 
 # A token may wait for a long step and for other requests. After this time it will hardly come.
 PROBE_S = 20.0

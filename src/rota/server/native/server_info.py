@@ -10,18 +10,48 @@ from typing import Any, Literal
 from fastapi import FastAPI
 from fastapi import Request as HttpRequest
 
+from rota.core.adapter import Adapter
 from rota.core.capacity import Capacity
+from rota.core.errors import Fault, FaultCode, RequestError
 from rota.core.events import Inspected
 from rota.core.stages import Stage, total_s
 from rota.observe.metrics import Metrics
 from rota.runtime.service import ServiceState
+from rota.server.docs import gives
 from rota.server.front import Front
-from rota.server.native.bodies import ServerInfoBody
-from rota.server.native.vllm_config import vllm_config
-from rota.server.openapi import gives
-from rota.server.pausing import PAUSED
+from rota.server.native.writer import ServerInfoBody
 from rota.server.quarantine_routes import quarantine_body
-from rota.server.queries import Queries
+from rota.server.queries import PAUSED, Queries
+
+# ── vllm config ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# What vLLM's clients read of a server's config, in vLLM's names.
+
+
+def vllm_config(base: Adapter, capacity: Capacity | None) -> dict[str, Any]:
+    """Raises RequestError while no engine serves: what is written here is what an engine found.
+
+    A client takes one replica for the server: `data_parallel_size` is 1, because an adapter that is loaded here
+    reaches all replicas, which vLLM's does not.
+    """
+    if capacity is None:
+        raise RequestError(Fault(FaultCode.ENGINE_DIED, "No engine serves yet, so its config is not known."))
+    return {
+        "model_config": {
+            "model": base.path,
+            "served_model_name": base.name,
+            "dtype": f"torch.{capacity.dtype}" if capacity.dtype else None,
+            "max_model_len": capacity.max_sequence_tokens,
+        },
+        "parallel_config": {
+            "tensor_parallel_size": capacity.ranks,
+            "pipeline_parallel_size": 1,
+            "data_parallel_size": 1,
+            "world_size": capacity.ranks,
+        },
+        "scheduler_config": {"max_num_seqs": capacity.rows},
+        "cache_config": {"block_size": capacity.block_size, "cache_dtype": capacity.kv_dtype},
+        "lora_config": {"max_lora_rank": capacity.slot_rank, "max_loras": capacity.slots} if capacity.slots else None,
+    }
 
 
 def install_server_info(app: FastAPI, front: Front, queries: Queries, metrics: Metrics) -> None:

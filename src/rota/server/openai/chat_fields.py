@@ -2,27 +2,287 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
+from pydantic_core import from_json
 
 from rota.core.errors import RequestError
+from rota.core.grammar import Grammar
 from rota.core.request import MAX_LOGPROBS, SamplingParams
-from rota.server.call_options import CallOptions
-from rota.server.fields import MAX_COUNT, Count, Unsupported, read_body, unless, within
-from rota.server.openai.answer_form import AnswerForm, answer_form, template_variables
-from rota.server.openai.message_fields import Messages, conversation
-from rota.server.openai.prompt_ending import PromptEnding
+from rota.grammar.texts import after_thinking
+from rota.server.calls.call import CallOptions
+from rota.server.calls.fields import MAX_COUNT, Count, Fields, Unsupported, read_body, unless, within
+from rota.server.calls.prompts import Prompts, Reading, Texts
+from rota.server.calls.reading_room import AskedModels
+from rota.server.calls.sampling import guided
 from rota.server.openai.sampling_fields import ModelNames, SamplingFields, StreamOptions
 from rota.server.openai.structured_fields import StructuredFields
-from rota.server.openai.tool_fields import ToolFields
-from rota.server.openai.tool_use import tool_use
-from rota.server.prompts import Prompts, Reading, Texts
-from rota.server.reading import AskedModels
-from rota.server.structured import guided
+from rota.server.openai.tools import ToolFields, ToolUse, check_name, form_of_calls, tool_grammar, tool_use
+from rota.text.chat import ChatTemplate
+from rota.text.markers import Markers
+from rota.text.reasoning import MARKS, Marks
 from rota.text.speech import Speech
+from rota.text.tokenizer import Tokenizer
+from rota.text.tools.formats import FORMATS
+
+# ── prompt ending ───────────────────────────────────────────────────────────────────────────────────────────────────
+# The fields that say where a conversation's prompt ends: at a new answer, or inside the last message.
+
+
+class PromptEnding(Fields):
+    """vLLM's fields, which its clients send with a conversation."""
+
+    # False: the template does not begin an answer, and the model goes on from the last message.
+    add_generation_prompt: bool | None = None
+    # The answer goes on with the last message, which is then not closed.
+    continue_final_message: bool | None = None
+
+    def is_continued(self) -> bool:
+        """Whether the answer goes on with the last message. Raises RequestError if it is to begin anew as well."""
+        if self.continue_final_message and self.add_generation_prompt:
+            message = "continue_final_message goes on with the last message, so add_generation_prompt must be false."
+            raise RequestError.bad_field("continue_final_message", message)
+        return bool(self.continue_final_message)
+
+    def has_generation_prompt(self) -> bool:
+        """Whether the template begins an answer."""
+        return self.add_generation_prompt is not False and not self.continue_final_message
+
+
+# ── message fields ──────────────────────────────────────────────────────────────────────────────────────────────────
+# The messages of a conversation, as clients send them and as chat templates expect them.
+
+
+class ContentPart(Fields):
+    """A part of a message. Only parts of type 'text' are supported."""
+
+    # A part of another type has other fields. It is refused for its type, not for its fields.
+    model_config = ConfigDict(extra="allow", strict=True, json_schema_extra={"required": ["type", "text"]})
+
+    type: str = Field(json_schema_extra={"const": "text"})
+    text: str | None = Field(default=None, json_schema_extra={"type": "string"})
+
+
+class CalledFunction(Fields):
+    """A function and its arguments, which are a JSON object, usually as a text."""
+
+    name: str
+    arguments: str | dict[str, Any] = ""
+    # The `openai` package adds what it read of a text, and sends it back. The text says the same.
+    parsed_arguments: Any = None
+
+    def for_template(self, where: str) -> dict[str, Any]:
+        check_name(self.name, f"{where}.name")
+        return {"name": self.name, "arguments": self._arguments(f"{where}.arguments")}
+
+    def _arguments(self, where: str) -> dict[str, Any]:
+        if not isinstance(self.arguments, str):
+            return self.arguments
+        try:
+            arguments = from_json(self.arguments or "{}", allow_inf_nan=False)
+        except ValueError:
+            arguments = None
+        if not isinstance(arguments, dict):
+            raise RequestError.bad_field(where, f"{where} must be the text of a JSON object.")
+        return arguments
+
+
+class MessageCall(Fields):
+    """A call that the model made before."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None  # streams number their calls, and some clients send the numbers back
+
+    def for_template(self, where: str) -> dict[str, Any]:
+        return {"id": self.id, "type": "function", "function": self.function.for_template(f"{where}.function")}
+
+
+class Message(Fields):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
+    name: str | None = None
+    tool_calls: Annotated[list[MessageCall], Field(fail_fast=True)] | None = None
+    tool_call_id: str | None = None
+    # The older form of a call. Its result has the role 'function'.
+    function_call: CalledFunction | None = None
+    # What the model thought before. Templates that know it decide whether it is read again.
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    type: Literal["text"] | None = None
+    parsed: Any = None  # as parsed_arguments
+    refusal: Unsupported = None
+    annotations: Unsupported = None
+    audio: Unsupported = None
+
+    def for_template(self, where: str) -> dict[str, Any]:
+        """The message as chat templates expect it. `where` names the message in an error."""
+        self.refuse_unsupported(f"{where}.")
+        calls = self._calls(where)
+        message: dict[str, Any] = {"role": _ROLES.get(self.role, self.role), "content": self._text(where, bool(calls))}
+        said = self.reasoning_content if self.reasoning is None else self.reasoning
+        others = {"name": self.name, "tool_call_id": self.tool_call_id, "reasoning_content": said}
+        if self.role == "function":
+            others["tool_call_id"] = self.name
+        if calls:
+            message["tool_calls"] = calls
+        return message | {name: value for name, value in others.items() if value is not None}
+
+    def _calls(self, where: str) -> list[dict[str, Any]]:
+        calls = [one.for_template(f"{where}.tool_calls.{index}") for index, one in enumerate(self.tool_calls or ())]
+        if self.function_call:
+            called = self.function_call.for_template(f"{where}.function_call")
+            calls.append({"id": called["name"], "type": "function", "function": called})
+        if calls and self.role != "assistant":
+            param = f"{where}.tool_calls" if self.tool_calls else f"{where}.function_call"
+            raise RequestError.bad_field(param, f"{param} belongs to messages of the assistant.")
+        return calls
+
+    def _text(self, where: str, has_calls: bool) -> str:
+        if self.content is None:
+            if not has_calls:
+                message = f"{where}.content is missing; only a message with tool_calls may have none."
+                raise RequestError.bad_field(f"{where}.content", message)
+            return ""
+        if isinstance(self.content, str):
+            return self.content
+        return "\n".join(_part_text(part, f"{where}.content.{index}") for index, part in enumerate(self.content))
+
+
+# 'developer' is the newer name of a role, 'function' the older one of another; templates do not know them.
+_ROLES = {"developer": "system", "function": "tool"}
+
+Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1)]
+
+
+def conversation(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """The messages as chat templates expect them. Raises RequestError for a result without its call."""
+    called: dict[str, str] = {}
+    turns = []
+    for index, message in enumerate(messages):
+        turn = message.for_template(f"messages.{index}")
+        called |= {call["id"]: call["function"]["name"] for call in turn.get("tool_calls", ())}
+        if turn["role"] == "tool":
+            # Some templates read the name, and clients need not send it.
+            turn.setdefault("name", called[_answered(message, turn, called, f"messages.{index}")])
+        turns.append(turn)
+    return turns
+
+
+def _answered(message: Message, turn: dict[str, Any], called: dict[str, str], where: str) -> str:
+    """The id of the call that a result answers."""
+    param = f"{where}.{'name' if message.role == 'function' else 'tool_call_id'}"
+    call_id = turn.get("tool_call_id")
+    if call_id is None:
+        raise RequestError.bad_field(param, f"{param} is missing: it says which call the result is of.")
+    if call_id not in called:
+        given = call_id[:100]
+        raise RequestError.bad_field(param, f"{param} is '{given}', but no message before it makes that call.")
+    return str(call_id)
+
+
+def _part_text(part: ContentPart, where: str) -> str:
+    if part.type != "text":
+        message = f"{where} is of type '{part.type[:100]}'; only 'text' is supported."
+        raise RequestError.bad_field(f"{where}.type", message)
+    if part.text is None:
+        raise RequestError.bad_field(f"{where}.text", f"{where}.text is missing.")
+    return part.text
+
+
+# ── answer form ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# What an answer may look like, and how its text is read.
+
+# More tokens than the marks of thoughts have.
+_TAIL = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerForm:
+    """It is small, and travels between processes."""
+
+    speech: Speech
+    # None: everything is allowed.
+    grammar: Grammar | None = None
+    # Special tokens that the parsers have to see.
+    shown: frozenset[int] = frozenset()
+    # A call of a function that the client named ends the answer with 'stop', as OpenAI's do.
+    is_named: bool = False
+    # The answer has one call, in OpenAI's older form.
+    is_old_form: bool = False
+
+    def shown_in(self, asks: CallOptions) -> CallOptions:
+        """The options of a call whose text shows what the parsers have to see."""
+        return replace(asks, text=replace(asks.text, shown=asks.text.shown | self.shown)) if self.shown else asks
+
+
+def answer_form(
+    texts: Texts, fields: ToolFields, use: ToolUse, prompt: Sequence[int], wanted: Grammar | None
+) -> AnswerForm:
+    """The form of the answer to a prompt; `wanted` is what the client asked of its text.
+
+    Raises RequestError if the server cannot keep the form, or cannot read it.
+    """
+    tokenizer = texts.tokenizer
+    reasoning = texts.parsers.reasoning_of(tokenizer.chat)
+    speech = Speech(
+        tools=form_of_calls(use, texts.parsers.tools_of(tokenizer.chat), wanted),
+        names=use.names,
+        reasoning="" if fields.separate_reasoning is False else reasoning,
+        is_thinking=bool(reasoning) and _ends_with(tokenizer, prompt, MARKS[reasoning].starts),
+        shows_reasoning=fields.include_reasoning is not False,
+    )
+    specials = tokenizer.special_ids(_markers(speech.tools, reasoning))
+    grammar = tool_grammar(use, speech.tools, wanted, specials)
+    if grammar and reasoning and not _ends_with(tokenizer, prompt, MARKS[reasoning].ends):
+        grammar = _behind_thoughts(grammar, MARKS[reasoning], speech.is_thinking, specials)
+    return AnswerForm(
+        speech=speech,
+        grammar=grammar,
+        shown=frozenset(specials.values()),
+        is_named=use.is_named,
+        is_old_form=use.is_old_form,
+    )
+
+
+def _behind_thoughts(grammar: Grammar, marks: Marks, is_thinking: bool, specials: Mapping[str, int]) -> Grammar:
+    start, end = marks.starts.texts[0], marks.ends.texts[0]
+    return after_thinking(grammar, end, specials, "" if is_thinking else start)
+
+
+def template_variables(chat: ChatTemplate, fields: ToolFields) -> dict[str, Any]:
+    """What the client tells the chat template. Raises RequestError for what it must not tell, or would tell in vain."""
+    variables = dict(fields.chat_template_kwargs or {})
+    for name in variables:
+        chat.check_variable(name, f"chat_template_kwargs.{name[:100]}")
+    effort = fields.reasoning_effort
+    if effort is None:
+        return variables
+    if chat.reads("reasoning_effort"):
+        return {"reasoning_effort": effort, **variables}
+    if effort == "none":
+        return {"enable_thinking": False, **variables}
+    message = (
+        f"Rota does not support reasoning_effort '{effort}' for this model: its chat template does not read it. Leave "
+        "it out, or set what the template reads in chat_template_kwargs."
+    )
+    raise RequestError.bad_field("reasoning_effort", message)
+
+
+def _ends_with(tokenizer: Tokenizer, prompt: Sequence[int], marks: Markers) -> bool:
+    return "".join(map(tokenizer.pieces.name_of, prompt[-_TAIL:])).rstrip().endswith(marks.texts)
+
+
+def _markers(tools: str, reasoning: str) -> list[str]:
+    """Every text that changes what the text behind it means."""
+    found = [*FORMATS[tools].markers.texts, *FORMATS[tools].within] if tools else []
+    return found + ([*MARKS[reasoning].starts.texts, *MARKS[reasoning].ends.texts] if reasoning else [])
 
 
 class ChatFields(ToolFields, StructuredFields, PromptEnding, SamplingFields):

@@ -1,4 +1,4 @@
-"""The sampling fields that all of OpenAI's routes share, and those that other servers' clients add."""
+"""The sampling fields that OpenAI's routes share, and the fields of other servers' clients that ask for nothing."""
 
 from __future__ import annotations
 
@@ -7,13 +7,63 @@ from dataclasses import dataclass, replace
 
 from rota.core.errors import RequestError
 from rota.core.request import MAX_LOGPROBS, MAX_SEED, SamplingParams
-from rota.server.call_options import CallOptions
-from rota.server.fields import CacheSalt, Count, Fields, Unsupported, within
-from rota.server.openai.foreign_fields import ForeignFields
-from rota.server.reading import AskedModels
-from rota.server.sampling import CommonSampling
+from rota.server.answers.streams import Call
+from rota.server.calls.call import CallOptions
+from rota.server.calls.fields import CacheSalt, Count, Fields, Unsupported, advice_on, unless, within
+from rota.server.calls.reading_room import AskedModels
+from rota.server.calls.sampling import CommonSampling
+from rota.server.front import Front
+from rota.server.traffic.route import Chosen
 from rota.text.stream import TextOptions
 from rota.text.tokenizer import Tokenizer
+
+# ── foreign fields ──────────────────────────────────────────────────────────────────────────────────────────────────
+# Fields that vLLM's and SGLang's clients send to OpenAI's routes, without support: what asks for nothing is taken.
+
+
+class ForeignFields(Fields):
+    """Beam search, code for the sampler, other inputs than text, and how servers of another kind share work."""
+
+    use_beam_search: Unsupported = None
+    length_penalty: Unsupported = unless(1.0)
+    early_stopping: Unsupported = None
+    detokenize: bool | None = None
+    stream_reasoning: bool | None = None
+    repetition_detection: Unsupported = None
+    thinking_token_budget: Unsupported = None
+    stop_regex: Unsupported = None
+    logits_processors: Unsupported = None
+    custom_logit_processor: Unsupported = None
+    custom_params: Unsupported = None
+    vllm_xargs: Unsupported = None
+    mm_processor_kwargs: Unsupported = None
+    media_io_kwargs: Unsupported = None
+    max_dynamic_patch: Unsupported = None
+    min_dynamic_patch: Unsupported = None
+    use_audio_in_video: Unsupported = None
+    return_hidden_states: Unsupported = None
+    return_routed_experts: Unsupported = None
+    return_cached_tokens_details: Unsupported = None
+    custom_labels: Unsupported = None
+    session_params: Unsupported = None
+    extra_key: Unsupported = None
+    kv_transfer_params: Unsupported = None
+    bootstrap_host: Unsupported = None
+    bootstrap_port: Unsupported = None
+    bootstrap_room: Unsupported = None
+    data_parallel_rank: Unsupported = None
+    routed_dp_rank: Unsupported = None
+
+    def refuse_unsupported(self, where: str = "") -> None:
+        super().refuse_unsupported(where)
+        for name in ("detokenize", "stream_reasoning"):
+            if getattr(self, name) is False:
+                message = f"Rota does not support {name} other than true; {advice_on(name)}."
+                raise RequestError.bad_field(name, message)
+
+
+# ── sampling fields ─────────────────────────────────────────────────────────────────────────────────────────────────
+# The sampling fields that all of OpenAI's routes share, and those that other servers' clients add.
 
 
 class StreamOptions(Fields):
@@ -131,3 +181,17 @@ class SamplingFields(ForeignFields, CommonSampling):
             prompt_logprobs=self.prompt_logprobs,
             seed=self.seed,
         )
+
+
+# ── model names ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# A call of OpenAI's routes names its model in one field, or an adapter in another.
+
+
+def model_for(front: Front, call: Call, names: ModelNames, asks: CallOptions) -> Chosen:
+    """The model or adapter of a call. Raises RequestError if two are named, or one that the key may not use."""
+    if names.lora_path and front.registry.get(names.model) is not front.registry.base:
+        adapter = front.access.find(call.key, names.lora_path, names.param)
+        if front.access.find(call.key, names.model) is not adapter:
+            message = f"model and lora_path name two different adapters, '{names.model}' and '{names.lora_path}'."
+            raise RequestError.bad_field("lora_path", message)
+    return front.choose(call.key, names.lora_path or names.model, names.param, asks.asker)

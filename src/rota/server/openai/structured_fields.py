@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from rota.core.errors import RequestError
-from rota.server.fields import Fields, Unsupported
-from rota.server.structured import FormFields, Forms, JsonOrText, sent
+from rota.server.calls.fields import Fields, Unsupported
+from rota.server.calls.sampling import FormFields, Forms, JsonOrText, sent
 
 Choices = Annotated[list[str], Field(fail_fast=True)]
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 from fastapi import FastAPI, Response
 from fastapi import Request as HttpRequest
 
+from rota.server.answers.respond import respond
+from rota.server.docs import gives, takes
 from rota.server.front import Front
 from rota.server.openai.chat import parsed_chat
-from rota.server.openai.logprobs import TokenNamer
-from rota.server.openai.model_names import model_for
-from rota.server.openapi import gives, takes
-from rota.server.respond import respond
-from rota.server.responses.bodies import ResponseBody, ResponseEventBody
-from rota.server.responses.call import read_responses
-from rota.server.responses.fields import ResponsesFields
-from rota.server.responses.shape import ResponsesShape
+from rota.server.openai.sampling_fields import model_for
+from rota.server.openai.writer import TokenNamer
+from rota.server.responses.call import ResponsesFields, read_responses
+from rota.server.responses.writer import ResponseBody, ResponseEventBody, ResponsesShape
 
 
 def install_responses_route(app: FastAPI, front: Front) -> None:

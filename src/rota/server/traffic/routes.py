@@ -1,24 +1,147 @@
-"""HTTP routes set, show and end the traffic route of a name."""
+"""HTTP routes set, show and end the traffic route of a name; a server may start with some."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 from fastapi import FastAPI, Request
+from pydantic import BaseModel, Field
 
-from rota.core.adapter import Adapter
-from rota.core.errors import Fault, FaultCode, RequestError
+from rota.core.adapter import Adapter, listed
+from rota.core.errors import ConfigError, Fault, FaultCode, RequestError
 from rota.runtime.registry import Registry
-from rota.server.access.access import Access
+from rota.server.access.access import MOST_REPEATED, Access
 from rota.server.access.disclosure import reason_for
 from rota.server.access.keys import Key
-from rota.server.adapters import AdapterManager
+from rota.server.adapters.manager import AdapterManager
 from rota.server.audit import audited
-from rota.server.fields import read_body
-from rota.server.openapi import gives, takes
-from rota.server.traffic.fields import RouteBody, RouteFields, RoutesBody, shown
-from rota.server.traffic.route import Route
+from rota.server.calls.fields import Fields, read_body
+from rota.server.docs import gives, takes
+from rota.server.traffic.route import MOST_TARGETS, Route, Split, check_weights
 from rota.server.traffic.traffic import Traffic
+
+# ── fields ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# The body that sets a traffic route, and the body that shows one.
+
+Weight = Annotated[float, Field(json_schema_extra={"minimum": 0.0, "maximum": 1.0})]
+
+
+class RouteFields(Fields):
+    """Where the requests of a name go. Weights sum to 1.
+
+    A target is `name@version`, or a name, which means that name's current version. `rollback` takes all requests if
+    another target fails; left out, it is the target with the largest weight. `shadow` gets copies whose answers are
+    dropped.
+    """
+
+    targets: dict[str, Weight] = Field(json_schema_extra={"minProperties": 1, "maxProperties": MOST_TARGETS})
+    rollback: str | None = None
+    shadow: str | None = None
+
+    def route(self, name: str) -> Route:
+        """Raises RequestError for weights that do not sum, and for a shadow that is a target too."""
+        check_weights(self.targets)
+        if self.shadow is not None and self.shadow in self.targets:
+            message = (
+                f"shadow: '{self.shadow[:MOST_REPEATED]}' is one of the targets, so it answers such requests already."
+            )
+            raise RequestError.bad_field("shadow", message)
+        heaviest = max(self.targets, key=lambda target: self.targets[target])
+        return Route(name=name, split=Split(self.targets), rollback=self.rollback or heaviest, shadow=self.shadow)
+
+    @property
+    def written(self) -> str:
+        """The targets for a log."""
+        return ", ".join(f"{target} {weight:g}" for target, weight in list(self.targets.items())[:MOST_TARGETS])
+
+    @property
+    def places(self) -> list[tuple[str, str]]:
+        """Each name in the body, with its place."""
+        others = {"rollback": self.rollback, "shadow": self.shadow}
+        named = [(place, name) for place, name in others.items() if name is not None]
+        return [*((f"targets.{target[:MOST_REPEATED]}", target) for target in self.targets), *named]
+
+
+class RolledBackBody(BaseModel):
+    """Why and when all requests went to one target, and the weights before."""
+
+    reason: str
+    at: float
+    targets: dict[str, float]
+
+
+class RouteBody(BaseModel):
+    """Where the requests of a name go, and how many went there since the route was set."""
+
+    name: str
+    targets: dict[str, float]
+    rollback: str
+    shadow: str | None
+    shadow_ended: str | None
+    rolled_back: RolledBackBody | None
+    requests: dict[str, int]
+
+
+class RoutesBody(BaseModel):
+    """All traffic routes that a key may see."""
+
+    data: list[RouteBody]
+
+
+def shown(route: Route) -> dict[str, Any]:
+    back = route.rolled_back
+    return {
+        "name": route.name,
+        "targets": route.split.weights,
+        "rollback": route.rollback,
+        "shadow": route.shadow,
+        "shadow_ended": route.shadow_ended or None,
+        "rolled_back": back and {"reason": back.reason, "at": back.at, "targets": dict(back.targets)},
+        "requests": route.requests,
+    }
+
+
+# ── first routes ────────────────────────────────────────────────────────────────────────────────────────────────────
+# First routes are the traffic routes that a server starts with: routes that are set by calls end with the server.
+
+FORM = "give NAME=JSON, with the JSON of PUT /v1/adapters/NAME/route"
+
+
+def first_routes(entries: Sequence[str], registry: Registry) -> list[Route]:
+    """The entries of --lora-routes. Raises ConfigError, also for adapters that the server does not start with."""
+    routes = [_route(entry, registry) for entry in entries]
+    names = [route.name for route in routes]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"lora_routes has two routes for '{name}'; a name has one.")
+    return routes
+
+
+def _route(entry: str, registry: Registry) -> Route:
+    name, equals, body = entry.partition("=")
+    if not equals:
+        raise ConfigError(f"lora_routes: '{entry}' is no route; {FORM}.")
+    _refuse_unknown(registry, name)
+    try:
+        fields = read_body(RouteFields, body.encode())
+        route = fields.route(name)
+    except RequestError as error:
+        raise ConfigError(f"lora_routes: the route of '{name}' cannot be: {error.fault.message}") from None
+    for _, target in fields.places:
+        if registry.get(target) is None:
+            _refuse_unknown(registry, target)
+    return route
+
+
+def _refuse_unknown(registry: Registry, name: str) -> None:
+    if registry.loaded(name) is None:
+        known = listed(sorted(one.name for one in registry.adapters))
+        raise ConfigError(f"lora_routes: '{name}' is none of the adapters to start with; they are: {known}.")
+
+
+# ── routes ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# HTTP routes set, show and end the traffic route of a name.
 
 PATH = "/v1/adapters/{name:path}/route"
 

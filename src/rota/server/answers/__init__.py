@@ -1,0 +1,1 @@
+"""Answers: from the events of an engine to the bytes that a client reads."""

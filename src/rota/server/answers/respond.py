@@ -1,0 +1,290 @@
+"""Every route that generates answers here, whole or streamed, in any shape."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import msgspec
+from fastapi import Request as HttpRequest
+from fastapi import Response
+from pydantic import BaseModel, Field
+from starlette.types import Receive, Scope, Send
+
+from rota.core.errors import Fault, RequestError
+from rota.core.moved import Moved
+from rota.core.request import Request
+from rota.runtime.registry import Registry
+from rota.server.answers.answer import Answer, ParsedCall, Part
+from rota.server.calls.call import HEADER
+from rota.server.errors import ClientGone, error_body, note
+from rota.server.front import Front
+
+# ── version header ──────────────────────────────────────────────────────────────────────────────────────────────────
+# An answer of an adapter says which version gave it: in a header, and where it went on under another one.
+
+VERSION_HEADER = "x-rota-adapter-version"
+
+
+def version_header(registry: Registry, requests: Iterable[Request]) -> dict[str, str]:
+    """The number alone, or `name@version` of each adapter if a call asks several. Nothing for the base model."""
+    ids = dict.fromkeys(request.adapter_id for request in requests)
+    found = [adapter for adapter_id in ids if (adapter := registry.by_id(adapter_id))]
+    if not found:
+        return {}
+    return {VERSION_HEADER: str(found[0].version) if len(ids) == 1 else ", ".join(one.label for one in found)}
+
+
+def moved_header(moves: Iterable[tuple[int, Moved]]) -> dict[str, str]:
+    """All versions of an answer that was moved and is sent as a whole, in their order."""
+    versions = dict.fromkeys(version for _, move in moves for version in (move.old_version, move.new_version))
+    return {VERSION_HEADER: ", ".join(map(str, versions))} if versions else {}
+
+
+def moves_field(moves: Sequence[tuple[int, Moved]]) -> dict[str, Any]:
+    """The field `rota` of an answer that was moved; nothing for all others. Each move has the choice it is of."""
+    if not moves:
+        return {}
+    return {"rota": {"moves": [_shown(choice, move) for choice, move in moves]}}
+
+
+def _shown(choice: int, move: Moved) -> dict[str, Any]:
+    return {
+        "choice": choice,
+        "from": move.old_version,
+        "to": move.new_version,
+        "token": move.output_tokens,
+        "kv": "keep" if move.kept_kv else "recompute",
+    }
+
+
+# ── rota body ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# The field `rota` of answers, for /docs: what Rota tells beside the fields of each API.
+
+
+class MoveBody(BaseModel):
+    """Where an answer went on under another version of its adapter."""
+
+    choice: int
+    old: int = Field(alias="from")
+    new: int = Field(alias="to")
+    token: int  # tokens that the old version gave
+    kv: Literal["keep", "recompute"]
+
+
+class RotaBody(BaseModel):
+    """Of an answer that was moved to a new version. All other answers have no such field.
+
+    Which version of an adapter gave an answer, the header `x-rota-adapter-version` says.
+    """
+
+    moves: list[MoveBody]
+
+
+# ── sse ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# An event stream sends server-sent events for as long as its packets come.
+
+DONE = b"data: [DONE]\n\n"
+# Empty lines carry nothing, and show proxies that the server is alive. A comment would do the same, but
+# `sglang.bench_serving` reads every line that is not empty as JSON.
+WAITING = b"\n\n"
+
+
+def sse_event(content: bytes) -> bytes:
+    """An event of JSON that is already encoded."""
+    return b"data: " + content + b"\n\n"
+
+
+def named_event(name: str, content: bytes) -> bytes:
+    """An event of JSON with a name, by which its client knows what it is."""
+    return b"event: " + name.encode() + b"\ndata: " + content + b"\n\n"
+
+
+class EventStream(Response):
+    """Sends every packet at once, and always calls `on_end` at the end.
+
+    It does not listen for a disconnect: the source of the packets does, and stops. A client that reads slowly delays
+    `send`, and so the next packet. Tokens that come meanwhile go into that packet.
+    """
+
+    def __init__(
+        self,
+        packets: AsyncIterator[bytes],
+        on_end: Callable[[], None],
+        headers: Mapping[str, str] | None = None,
+        media_type: str = "text/event-stream",
+    ) -> None:
+        self.media_type = media_type
+        self.status_code = 200
+        self.background = None
+        self._packets = packets
+        self._on_end = on_end
+        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})})
+
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            async for packet in self._packets:
+                await send({"type": "http.response.body", "body": packet, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            self._on_end()
+
+
+# ── shape ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# A shape writes an answer for its client: whole, or as the packets of a stream.
+
+
+class Shape(Protocol):
+    """What `respond` needs of a route."""
+
+    media_type: str  # of a stream
+
+    def packet(self, answer: Answer, parts: Sequence[Part]) -> bytes:
+        """The news of one step, or empty bytes for news that are not shown. Without parts, a sign of life."""
+        ...
+
+    def ending(self, answer: Answer) -> bytes:
+        """The end of a stream whose answer is complete."""
+        ...
+
+    def failure(self, fault: Fault) -> bytes:
+        """The end of a stream whose answer failed."""
+        ...
+
+    def whole(self, answer: Answer, parts: Sequence[Part]) -> bytes:
+        """The body of an answer that is not streamed."""
+        ...
+
+
+@runtime_checkable
+class Hears(Protocol):
+    """A shape that hears an answer that is not streamed as it comes; its `whole` then gets no parts."""
+
+    def hear(self, part: Part) -> None: ...
+
+
+class DataEvents(ABC):
+    """A stream of events that have data and no name, and end in `[DONE]`."""
+
+    media_type = "text/event-stream"
+
+    @abstractmethod
+    def event(self, answer: Answer, part: Part) -> bytes:
+        """One event as JSON. Empty bytes: nothing to send."""
+
+    @abstractmethod
+    def last_event(self, answer: Answer) -> bytes | None:
+        """The last event as JSON, if there is one."""
+
+    def packet(self, answer: Answer, parts: Sequence[Part]) -> bytes:
+        if not parts:
+            return WAITING
+        events = (self.event(answer, part) for part in parts)
+        return b"".join([sse_event(event) for event in events if event])
+
+    def ending(self, answer: Answer) -> bytes:
+        return (sse_event(last) if (last := self.last_event(answer)) else b"") + DONE
+
+    def failure(self, fault: Fault) -> bytes:
+        return sse_event(msgspec.json.encode(error_body(fault))) + DONE
+
+
+class OnlyWhole(ABC):
+    """The answers of a route that streams nothing. They may be large, and are written in a thread."""
+
+    media_type = "application/json"
+
+    @abstractmethod
+    def whole(self, answer: Answer, parts: Sequence[Part]) -> bytes:
+        """The body."""
+
+    def packet(self, _answer: Answer, _parts: Sequence[Part]) -> bytes:
+        raise AssertionError("this answer is not streamed")
+
+    def ending(self, _answer: Answer) -> bytes:
+        raise AssertionError("this answer is not streamed")
+
+    def failure(self, _fault: Fault) -> bytes:
+        raise AssertionError("this answer is not streamed")
+
+
+# ── grammars ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# Each grammar of a call is checked before its requests are sent to an engine.
+
+
+async def check_grammars(front: Front, parsed: ParsedCall) -> None:
+    """Raises RequestError for a grammar that no answer can follow."""
+    grammars = {request.sampling.grammar for request in parsed.requests} - {None}
+    for grammar in grammars:
+        assert grammar is not None
+        if front.room is None or not front.has_grammars:
+            message = f"{grammar.param} is not supported: this server was started without grammars."
+            raise RequestError.bad_field(grammar.param, message)
+        await front.room.check(grammar, parsed.call.key.name)
+
+
+# ── respond ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# Every route that generates answers here, whole or streamed, in any shape.
+
+
+async def respond(front: Front, http: HttpRequest, parsed: ParsedCall, shape: Shape, is_streamed: bool) -> Response:
+    """Answer a call. An error before the first byte has its own status, also for a stream.
+
+    A stream's headers leave with its first token, or after `keep_alive_s` without a token. From then on, empty lines
+    keep it alive, and an error is its last event. When the client leaves, its requests end.
+    """
+    await check_grammars(front, parsed)
+    answer = Answer(front, parsed, front.keep_alive_s if is_streamed else None)
+    watch = asyncio.create_task(_abandon_when_gone(http, answer))
+
+    def end() -> None:
+        watch.cancel()
+        answer.close()
+
+    headers = {HEADER: parsed.call.name, **version_header(front.registry, parsed.requests)}
+    try:
+        if is_streamed:
+            packets = _packets(front, answer, shape, await answer.next())
+            return EventStream(packets, end, headers, shape.media_type)
+        parts = await answer.whole(shape.hear if isinstance(shape, Hears) else None)
+    except BaseException:  # also CancelledError: every way out must close the answer
+        end()
+        raise
+    end()
+    headers |= moved_header(answer.moves)
+    is_large = isinstance(shape, OnlyWhole)
+    body = await asyncio.to_thread(shape.whole, answer, parts) if is_large else shape.whole(answer, parts)
+    return Response(body, media_type="application/json", headers=headers)
+
+
+async def _packets(front: Front, answer: Answer, shape: Shape, parts: list[Part]) -> AsyncIterator[bytes]:
+    """One packet per step, with the tokens of all choices. Tokens that are not shown are no sign of life."""
+    sent_at = time.monotonic()
+    try:
+        while True:
+            packet = shape.packet(answer, parts)
+            if not packet and time.monotonic() - sent_at > front.keep_alive_s:
+                packet = shape.packet(answer, [])
+            if packet:
+                yield packet
+                sent_at = time.monotonic()
+            if answer.is_finished:
+                break
+            parts = await answer.next()
+        yield shape.ending(answer)
+    except RequestError as error:
+        note(front.on_error, error.fault)
+        yield shape.failure(error.fault)
+    except ClientGone:
+        return
+
+
+async def _abandon_when_gone(http: HttpRequest, answer: Answer) -> None:
+    """The body has been read, so the only message that can still come is the disconnect."""
+    while (await http.receive())["type"] != "http.disconnect":
+        pass
+    answer.reply.abandon()

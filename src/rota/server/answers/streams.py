@@ -1,0 +1,366 @@
+"""Streams carry events from the service to the coroutines that wait for them; open answers are found by name."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+from rota.core.errors import Fault, FaultCode, RequestError
+from rota.core.events import Admitted, Event, Finished, FinishReason, Produced, PromptsScored
+from rota.core.ids import RequestId
+from rota.core.messages import Abort, Submit
+from rota.core.moved import Moved
+from rota.core.plan import TokenLogprobs
+from rota.core.request import Request
+from rota.observe.journey import TraceHeaders
+from rota.observe.observer import Observer
+from rota.runtime.service import Service
+from rota.server.access.keys import Key
+from rota.server.errors import ClientGone
+from rota.server.traffic.route import Chosen
+
+# ── observers ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# Observers get every request and event; an observer that fails is logged once and never delays a token.
+
+LOG = logging.getLogger("rota.server")
+
+Listener = Callable[[list[Event]], None]
+
+
+class Observers:
+    """Observers get every request and event. Listeners get every event."""
+
+    def __init__(self, observers: Sequence[Observer] = (), listeners: Sequence[Listener] = ()) -> None:
+        self._observers = observers
+        self._listeners: list[Listener] = [*(observer.observe for observer in observers), *listeners]
+        self._failed: set[str] = set()
+
+    def asked(self, request: Request) -> None:
+        for observer in self._observers:
+            try:
+                observer.asked(request.request_id, request.adapter_id, request.arrived_at, request.tenant.name)
+            # Broad: an error in an observer, of any kind, must not keep a request from the engine.
+            except Exception as error:
+                self._note(observer.asked, error)
+
+    def observe(self, events: list[Event]) -> None:
+        for listener in self._listeners:
+            try:
+                listener(events)
+            # Broad: an error in a listener, of any kind, must not keep tokens from clients.
+            except Exception as error:
+                self._note(listener, error)
+
+    def _note(self, observer: Callable[..., None], error: Exception) -> None:
+        name = getattr(observer, "__qualname__", repr(observer))
+        if name not in self._failed:  # an observer that failed once fails with every token
+            self._failed.add(name)
+            LOG.error("%s failed; its figures may be wrong from here on.", name, exc_info=error)
+
+
+# ── streams ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# Streams carry events from the service's thread to the coroutines that wait for them.
+
+
+@dataclass(slots=True)
+class Delta:
+    """What one request got since the last read: usually one step's token."""
+
+    tokens: list[int] = field(default_factory=list)
+    # One per token, if the request asked for them.
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    # Log-probabilities of the prompt's next tokens, if the request asked for them.
+    scores: list[TokenLogprobs] = field(default_factory=list)
+    # Prompt tokens that were found in the KV cache. Set in the delta with the first token.
+    cached_tokens: int = 0
+    ending: Finished | None = None
+    # From which token on another version of the adapter answers.
+    moves: list[Moved] = field(default_factory=list)
+
+
+class Reply:
+    """The engine's events for one HTTP request: one delta for each of its requests, by position."""
+
+    def __init__(self, streams: Streams, request_ids: Sequence[RequestId], idle_s: float | None) -> None:
+        self._streams = streams
+        self._open = dict(enumerate(request_ids))
+        self._deltas: dict[int, Delta] = {}
+        self._news = asyncio.Event()
+        self._is_abandoned = False
+        self.is_cancelled = False
+        self.produced = 0  # tokens that the engine made, also those that no client has read
+        self.wakes_at = 1  # so many tokens of one request; any other news wakes the reader at once
+        self._idle_s = idle_s
+        self._waits_since = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        if idle_s is not None:
+            self._timer = asyncio.get_running_loop().call_later(idle_s, self._wake_if_idle, idle_s)
+
+    async def next(self) -> dict[int, Delta]:
+        """Wait for news, then return it by position. Empty after `idle_s` without news. Raises ClientGone."""
+        if self._timer:
+            self._waits_since = time.monotonic()
+        await self._news.wait()
+        if self._is_abandoned:
+            raise ClientGone
+        self._news.clear()
+        deltas, self._deltas = self._deltas, {}
+        return deltas
+
+    def end(self, position: int, is_complete: bool = True) -> None:
+        """End one request: it is complete, or its client does not want it."""
+        if request_id := self._open.pop(position, None):
+            self._streams.abort(request_id, is_complete)
+
+    def close(self) -> None:
+        """End all requests."""
+        if self._timer:
+            self._timer.cancel()
+        for position in list(self._open):
+            self.end(position, is_complete=False)
+
+    def abandon(self) -> None:
+        """The client is gone: close, and wake the reader."""
+        self.close()
+        self._is_abandoned = True
+        self._news.set()
+
+    def cancel(self, position: int | None = None) -> None:
+        """End one request, or all, for another caller. The client still gets the tokens so far, then an abort."""
+        self.is_cancelled = True
+        for other, request_id in self._open.items():
+            if position in (None, other):
+                self._streams.send_abort(request_id)
+
+    def fail(self, fault: Fault) -> None:
+        """End all open requests with an error, without the engine: it may be the engine that does not answer."""
+        now = time.monotonic()
+        for position, request_id in list(self._open.items()):
+            self.end(position, is_complete=False)
+            self.delta(position).ending = Finished(
+                request_id=request_id, at=now, reason=FinishReason.FAILED, fault=fault
+            )
+        self._news.set()
+
+    def delta(self, position: int) -> Delta:
+        """The delta of one request, to write to. The caller calls `wake` after all writes."""
+        delta = self._deltas.get(position)
+        if delta is None:
+            delta = self._deltas[position] = Delta()
+        return delta
+
+    def forget(self, position: int) -> None:
+        """A request has ended in the engine."""
+        self._open.pop(position, None)
+
+    def wake(self) -> None:
+        self._news.set()
+
+    def _wake_if_idle(self, idle_s: float) -> None:
+        """Wakes a reader that has waited this long. There is one timer per reply, not one per token."""
+        waited_s = 0.0 if self._news.is_set() else time.monotonic() - self._waits_since
+        if waited_s >= idle_s:
+            self._news.set()
+            waited_s = 0.0
+        self._timer = asyncio.get_running_loop().call_later(idle_s - waited_s, self._wake_if_idle, idle_s)
+
+
+class Streams:
+    """Which reply waits for which request. Everything except `deliver` runs on the event loop, observers too."""
+
+    def __init__(self, service: Service, observers: Observers | None = None) -> None:
+        """Observers get every event before the replies do."""
+        self._service = service
+        self._observers = observers or Observers()
+        self._waiting: dict[RequestId, tuple[Reply, int]] = {}
+
+    def start(self) -> None:
+        """Start the service. Its events go to the running event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._service.start(self.deliver)
+
+    def open(self, requests: Sequence[Request], idle_s: float | None = None) -> Reply:
+        """Submit requests together. Raises RequestError if the service is down; then none stays open.
+
+        With `idle_s`, a reader that has waited this long is woken without news.
+        """
+        reply = Reply(self, [request.request_id for request in requests], idle_s)
+        try:
+            for position, request in enumerate(requests):
+                self._waiting[request.request_id] = (reply, position)
+                self._service.send(Submit(request))
+                # After `send`: a service that is down raises there. Events come later, through the loop.
+                self._observers.asked(request)
+        except RequestError:
+            reply.close()
+            raise
+        return reply
+
+    def abort(self, request_id: RequestId, is_complete: bool) -> None:
+        """End a request and get no more events of it."""
+        self._waiting.pop(request_id, None)
+        self.send_abort(request_id, is_complete)
+
+    def send_abort(self, request_id: RequestId, is_complete: bool = False) -> None:
+        """End a request. Its reply still gets the end."""
+        with suppress(RequestError):  # the service may be down, and the request with it
+            self._service.send(Abort(request_id, time.monotonic(), is_complete))
+
+    def deliver(self, events: list[Event]) -> None:
+        """Called by the service's thread. A batch of events wakes the event loop once, for any number of readers."""
+        self._loop.call_soon_threadsafe(self._dispatch, events)
+
+    def _dispatch(self, events: list[Event]) -> None:
+        self._observers.observe(events)
+        touched: dict[Reply, None] = {}
+        for event in events:
+            match event:
+                case Produced():
+                    self._dispatch_tokens(event, touched)
+                case PromptsScored():
+                    self._dispatch_scores(event, touched)
+                case Admitted() | Moved():
+                    self._note_seat(event)
+                case Finished(request_id=request_id):
+                    if waiting := self._waiting.pop(request_id, None):
+                        reply, position = waiting
+                        reply.delta(position).ending = _explained(event, reply.is_cancelled)
+                        reply.forget(position)
+                        touched[reply] = None
+        for reply in touched:
+            reply.wake()
+
+    def _note_seat(self, event: Admitted | Moved) -> None:
+        """News that wake nobody: tokens follow."""
+        if waiting := self._waiting.get(event.request_id):
+            reply, position = waiting
+            if isinstance(event, Moved):
+                reply.delta(position).moves.append(event)
+            else:
+                reply.delta(position).cached_tokens = event.cached_tokens
+
+    def _dispatch_tokens(self, event: Produced, touched: dict[Reply, None]) -> None:
+        logprobs = dict(event.logprobs)
+        for index, (request_id, token) in enumerate(zip(event.request_ids, event.tokens, strict=True)):
+            waiting = self._waiting.get(request_id)
+            if waiting is None:
+                continue  # its client left a moment ago
+            reply, position = waiting
+            delta = reply.delta(position)
+            delta.tokens.append(token)
+            reply.produced += 1
+            if index in logprobs:
+                delta.logprobs.append(logprobs[index])
+            if len(delta.tokens) >= reply.wakes_at:
+                touched[reply] = None
+
+    def _dispatch_scores(self, event: PromptsScored, touched: dict[Reply, None]) -> None:
+        for request_id, new_scores in zip(event.request_ids, event.scores, strict=True):
+            if waiting := self._waiting.get(request_id):
+                reply, position = waiting
+                reply.delta(position).scores.extend(new_scores)
+                touched[reply] = None
+
+
+def _explained(ending: Finished, is_cancelled: bool) -> Finished:
+    """An abort that no client asked for means that the server is stopping."""
+    if ending.reason is not FinishReason.ABORT or is_cancelled or ending.fault:
+        return ending
+    return replace(ending, fault=Fault(FaultCode.STOPPING, "The server is stopping; this request was aborted."))
+
+
+# ── open answers ────────────────────────────────────────────────────────────────────────────────────────────────────
+# Open answers are found by name, so that a client can ask about one or cancel it.
+
+# Names cannot contain this character: see `names`.
+_SEPARATOR = "#"
+_serials = itertools.count(1)
+
+
+def request_id_for(name: str) -> RequestId:
+    """A new engine id for a request of this name, never the same twice.
+
+    A client may leave and come back at once with the same name. Then late events of its first request must not reach
+    the second.
+    """
+    return RequestId(f"{name}{_SEPARATOR}{next(_serials)}")
+
+
+def name_of(request: Request) -> str:
+    """The name of a request."""
+    return request.request_id.partition(_SEPARATOR)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The caller's key, the name of the call, the trace that it is a part of, and when its first token is wanted."""
+
+    key: Key
+    name: str
+    trace: TraceHeaders = ()
+    first_token_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAnswer:
+    """One call that is being answered."""
+
+    call: Call
+    answer_id: str
+    requests: tuple[Request, ...]
+    reply: Reply
+    # The adapter of each request, and why it is this one.
+    chosen: tuple[Chosen, ...] = ()
+
+    @property
+    def names(self) -> set[str]:
+        """All names that find it: the call's name, the answer's id, and the names of its requests."""
+        return {self.call.name, self.answer_id, *map(name_of, self.requests)}
+
+    def cancel(self, name: str | None = None) -> None:
+        """End it early, or only its request of this name. Its client gets an event that says so."""
+        names = [name_of(request) for request in self.requests]
+        is_one_of_many = name in names and name not in (self.call.name, self.answer_id)
+        self.reply.cancel(names.index(name) if name and is_one_of_many else None)
+
+
+class OpenAnswers:
+    """A key may use a name for one open answer at a time. When that answer has ended, the name is free again.
+
+    Two keys may use the same name: a refusal would show one key the names of the other.
+    """
+
+    def __init__(self, on_open: Callable[[OpenAnswer], None] = lambda _: None) -> None:
+        self._by_name: dict[tuple[str, str], OpenAnswer] = {}  # by the key's name and the answer's name
+        self._on_open = on_open
+
+    def __iter__(self) -> Iterator[OpenAnswer]:
+        """Each answer once, in order of arrival."""
+        return iter({id(answer): answer for answer in self._by_name.values()}.values())
+
+    def find(self, key: Key, name: str) -> OpenAnswer | None:
+        """The key's own answer of that name. If it has none, an operator gets another key's answer."""
+        found = self._by_name.get((key.name, name))
+        if found is None and key.may_operate:
+            return next((answer for (_, other), answer in self._by_name.items() if other == name), None)
+        return found
+
+    def check_free(self, key: Key, names: set[str]) -> None:
+        """Raises RequestError if one of the names is open for the key."""
+        for name in names:
+            if (key.name, name) in self._by_name:
+                message = f"A request with the id '{name}' is still open; choose another id, or wait for its end."
+                raise RequestError(Fault(FaultCode.DUPLICATE_ID, message))
+
+    def add(self, answer: OpenAnswer) -> None:
+        self._by_name.update({(answer.call.key.name, name): answer for name in answer.names})
+        self._on_open(answer)
+
+    def remove(self, answer: OpenAnswer) -> None:
+        for name in answer.names:
+            self._by_name.pop((answer.call.key.name, name), None)

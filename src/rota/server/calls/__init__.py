@@ -1,0 +1,1 @@
+"""What a call asks for: its names and fields, its prompts, and how they are read."""

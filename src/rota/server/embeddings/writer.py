@@ -1,0 +1,168 @@
+"""The answers of the routes of vectors: embeddings as OpenAI's, scores and ranks as vLLM's."""
+
+from __future__ import annotations
+
+import base64
+import math
+import operator
+import sys
+import time
+from abc import abstractmethod
+from array import array
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+from pydantic import BaseModel
+
+from rota.core.errors import Fault, FaultCode, RequestError
+from rota.server.answers.answer import Answer, Part
+from rota.server.answers.respond import OnlyWhole
+from rota.server.embeddings.call import PooledCall
+
+# ── vectors ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# Vectors of length one, as JSON or as bytes, and the cosine between two.
+
+Vector = Sequence[float]
+
+
+def normalised(vector: Vector) -> list[float]:
+    """The vector with length one. A vector of zeros stays one."""
+    length = math.hypot(*vector)
+    return [value / length for value in vector] if length else list(vector)
+
+
+def cosine(one: Vector, other: Vector) -> float:
+    """Of two vectors of length one."""
+    return math.fsum(map(operator.mul, one, other))
+
+
+def encoded(vector: Vector) -> msgspec.Raw:
+    """As JSON."""
+    return msgspec.Raw(msgspec.json.encode(vector))
+
+
+def as_base64(vector: Vector) -> str:
+    """32-bit floats, the lowest byte first."""
+    packed = array("f", vector)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return base64.b64encode(packed.tobytes()).decode()
+
+
+# ── bodies ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# The response bodies of the routes of vectors, for /docs.
+
+
+class PooledUsageBody(BaseModel):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingBody(BaseModel):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingsBody(BaseModel):
+    """A vector of length one for each text."""
+
+    object: Literal["list"]
+    data: list[EmbeddingBody]
+    model: str
+    usage: PooledUsageBody
+
+
+class ScoreBody(BaseModel):
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class ScoresBody(BaseModel):
+    """The cosine of each pair of texts."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[ScoreBody]
+    usage: PooledUsageBody
+
+
+class DocumentBody(BaseModel):
+    text: str
+
+
+class RankBody(BaseModel):
+    index: int
+    relevance_score: float
+    document: DocumentBody | None = None
+
+
+class RanksBody(BaseModel):
+    """Documents, the nearest first."""
+
+    id: str
+    model: str
+    results: list[RankBody]
+    usage: PooledUsageBody
+
+
+# ── shape ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# The answers of the routes of vectors: embeddings as OpenAI's, scores and ranks as vLLM's.
+
+
+class VectorShape(OnlyWhole):
+    """Subclasses write the body from one vector of length one for each prompt."""
+
+    def __init__(self, answer_id: str, model: str, read: PooledCall) -> None:
+        self._id, self._model, self._read = answer_id, model, read
+
+    @abstractmethod
+    def body(self, vectors: Sequence[Vector]) -> dict[str, Any]:
+        """All but the usage."""
+
+    def whole(self, answer: Answer, parts: Sequence[Part]) -> bytes:
+        found = {part.choice.position: part.chunk.embedding for part in parts if part.chunk.finish_reason}
+        vectors = [_checked(found[position]) for position in range(len(found))]
+        tokens = answer.usage.prompt_tokens
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        return msgspec.json.encode({**self.body(vectors), "usage": usage})
+
+
+def _checked(vector: Vector | None) -> Vector:
+    if vector is None:
+        raise RequestError(Fault(FaultCode.STOPPING, "The request was aborted before its vector was there."))
+    return normalised(vector)
+
+
+class EmbeddingShape(VectorShape):
+    def body(self, vectors: Sequence[Vector]) -> dict[str, Any]:
+        # Encoded one by one: the lock is free between two of them, for the tokens of other clients.
+        written = [as_base64(vector) if self._read.is_base64 else encoded(vector) for vector in vectors]
+        data = [{"object": "embedding", "index": index, "embedding": one} for index, one in enumerate(written)]
+        return {"object": "list", "data": data, "model": self._model}
+
+
+class ScoreShape(VectorShape):
+    def body(self, vectors: Sequence[Vector]) -> dict[str, Any]:
+        scores = [cosine(vectors[one], vectors[other]) for one, other in self._read.pairs]
+        data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
+        head = {"id": self._id, "object": "list", "created": int(time.time()), "model": self._model}
+        return {**head, "data": data}
+
+
+class RerankShape(VectorShape):
+    def body(self, vectors: Sequence[Vector]) -> dict[str, Any]:
+        """The nearest document first. Documents that are as near stay in their order."""
+        scores = [cosine(vectors[one], vectors[other]) for one, other in self._read.pairs]
+        order = sorted(range(len(scores)), key=lambda index: -scores[index])[: self._read.most]
+        documents = self._read.documents
+        results = [
+            {"index": index, "relevance_score": scores[index]}
+            | ({"document": {"text": documents[index]}} if documents else {})
+            for index in order
+        ]
+        return {"id": self._id, "model": self._model, "results": results}

@@ -1,0 +1,178 @@
+"""The shape of /v1/messages: one message whole, or events that say how its blocks grow; and its errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import msgspec
+from pydantic import BaseModel
+
+from rota.core.errors import Fault
+from rota.server.answers.answer import Answer, Part
+from rota.server.answers.blocks import Block, Blocks, Change, Speech, Step
+from rota.server.answers.respond import RotaBody, moves_field, named_event
+from rota.server.errors import ERROR_KINDS
+
+# ── errors ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# Errors in Anthropic's shape.
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def messages_error(status: int, message: str) -> dict[str, Any]:
+    """The body of an error with this status, and the last event of a stream that failed."""
+    kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+# ── bodies ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# The response bodies of /v1/messages, for /docs.
+
+
+class MessageUsageBody(BaseModel):
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+    rota: RotaBody | None = None
+
+
+class MessageBody(BaseModel):
+    """The next message of a conversation, as blocks."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+    stop_sequence: str | None
+    usage: MessageUsageBody
+
+
+class MessageEventBody(BaseModel):
+    """How a message grows. The kind of an event says which other fields it has."""
+
+    type: str
+
+
+class TokenCountBody(BaseModel):
+    """The length of a prompt."""
+
+    input_tokens: int
+
+
+# ── shape ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# The shape of /v1/messages: one message whole, or events that say how its blocks grow.
+
+_REASONS = {"tool_calls": "tool_use", "length": "max_tokens", "abort": "max_tokens"}
+_PING: dict[str, Any] = {"type": "ping"}
+
+
+class MessagesShape:
+    """For an answer with one choice."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, answer_id: str, model: str, speech: Speech) -> None:
+        self._head = {"id": answer_id, "type": "message", "role": "assistant", "model": model}
+        self._blocks = Blocks(speech)
+        self._is_begun = False
+
+    def packet(self, answer: Answer, parts: Sequence[Part]) -> bytes:
+        opening = b"" if self._is_begun else self._opening(answer)
+        events = [event for part in parts for change in self._blocks.hear(part) for event in _events(change)]
+        return opening + b"".join(map(_written, events if parts else [_PING]))
+
+    def ending(self, answer: Answer) -> bytes:
+        delta = {"type": "message_delta", "delta": self._stop(answer), "usage": _usage(answer)}
+        return _written(delta) + _written({"type": "message_stop"})
+
+    def failure(self, fault: Fault) -> bytes:
+        return _written(messages_error(ERROR_KINDS[fault.code].status, fault.message))
+
+    def whole(self, answer: Answer, parts: Sequence[Part]) -> bytes:
+        content = [_block(block) for block in self._blocks.hear_all(parts)]
+        return msgspec.json.encode({**self._head, "content": content, **self._stop(answer), "usage": _usage(answer)})
+
+    def _opening(self, answer: Answer) -> bytes:
+        self._is_begun = True
+        nothing: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
+        message = {**self._head, **nothing, "usage": _usage(answer) | {"output_tokens": 0}}
+        return _written({"type": "message_start", "message": message}) + _written(_PING)
+
+    def _stop(self, answer: Answer) -> dict[str, Any]:
+        """Why the answer ended, and by which of the client's texts."""
+        reason = _REASONS.get(self._blocks.finish_reason or "", "end_turn")
+        matched = answer.choices[0].matched_stop if reason == "end_turn" else None
+        return {"stop_reason": "stop_sequence" if matched else reason, "stop_sequence": matched}
+
+
+def _written(event: dict[str, Any]) -> bytes:
+    return named_event(event["type"], msgspec.json.encode(event))
+
+
+def _events(change: Change) -> Iterator[dict[str, Any]]:
+    index = change.block.index
+    match change.step:
+        case Step.BEGUN:
+            empty = Block(index, change.block.kind, change.block.call)
+            yield {"type": "content_block_start", "index": index, "content_block": _block(empty)}
+        case Step.ADDED:
+            yield {"type": "content_block_delta", "index": index, "delta": _delta(change)}
+        case Step.ENDED:
+            yield {"type": "content_block_stop", "index": index}
+
+
+def _delta(change: Change) -> dict[str, str]:
+    match change.block.kind:
+        case "reasoning":
+            return {"type": "thinking_delta", "thinking": change.text}
+        case "call":
+            return {"type": "input_json_delta", "partial_json": change.text}
+    return {"type": "text_delta", "text": change.text}
+
+
+def _block(block: Block) -> dict[str, Any]:
+    match block.kind:
+        case "reasoning":
+            return {"type": "thinking", "thinking": block.text, "signature": ""}
+        case "call":
+            return {
+                "type": "tool_use",
+                "id": block.call.call_id,
+                "name": block.call.name,
+                "input": _object_in(block.text),
+            }
+    return {"type": "text", "text": block.text}
+
+
+def _object_in(arguments: str) -> dict[str, Any]:
+    """The arguments of a call. Those of a call that was cut short are none: no client may run it."""
+    try:
+        found = msgspec.json.decode(arguments)
+    except msgspec.DecodeError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _usage(answer: Answer) -> dict[str, Any]:
+    """Here, tokens that were found in the cache are counted apart."""
+    usage = answer.usage
+    return {
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": usage.output_tokens,
+        **moves_field(answer.moves),
+    }

@@ -1,0 +1,218 @@
+"""GET /metrics gives the metrics to Prometheus, also on a port of its own, which serves metrics and probes alone."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import socket
+import time
+from collections.abc import Iterable, Iterator
+
+import uvicorn
+from fastapi import Depends, FastAPI, Request, Response
+
+from rota.core.config import ServerConfig
+from rota.core.errors import RequestError
+from rota.core.events import EngineRestarted, Event, Inspected
+from rota.core.ids import AdapterId, EngineId
+from rota.core.listen_config import ListenConfig
+from rota.core.messages import Inspect
+from rota.observe.connection_meters import ConnectionMeters
+from rota.observe.exposition import EngineReport, Stats, pieces, process_stats_of, snapshot
+from rota.observe.metrics import Metrics
+from rota.observe.text_format import CONTENT_TYPE
+from rota.runtime.service import Phase, Service
+from rota.server.access.access import Access
+from rota.server.access.exposure import is_loopback
+from rota.server.door.body_limit import BodyLimit
+from rota.server.door.connection import BoundedConnection
+from rota.server.door.door import Door
+from rota.server.errors import install_error_handlers
+from rota.server.front import Front
+from rota.server.info import install_probes
+from rota.server.queries import PATIENCE_S, Gathering
+
+# ── counts ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# Counts ask the engines for numbers at every scrape, and do not let a scraper wait for a long step.
+#
+# An engine answers between two steps. A scraper that comes often gets the engine's last answer while a step runs.
+
+# So long a scrape waits for a new answer if there is one that is not older than FRESH_S.
+QUICK_S = 0.002
+FRESH_S = 0.25
+
+
+class Counts:
+    """For the event loop only."""
+
+    def __init__(self, service: Service, patience_s: float = PATIENCE_S) -> None:
+        self._service = service
+        self._patience_s = patience_s
+        self._last: dict[EngineId, Inspected] = {}  # the last answer of each engine
+        self._open: Gathering[Inspected] | None = None
+        self._asked_at = 0.0
+
+    async def ask(self, only: tuple[AdapterId, ...]) -> dict[EngineId, Inspected]:
+        """The numbers of each engine that serves; an engine that does not answer in time is left out."""
+        engines = [engine.engine_id for engine in self._service.state.engines if engine.capacity is not None]
+        now = time.monotonic()
+        asking = self._asking(engines, only, now)
+        if asking is None:
+            return {}
+        is_known = all(self._is_fresh(one, now) for one in engines)
+        await asyncio.wait([asking.done], timeout=QUICK_S if is_known else self._patience_s)
+        return {one: self._last[one] for one in engines if self._is_fresh(one, now)}
+
+    def observe(self, events: Iterable[Event]) -> None:
+        for event in events:
+            match event:
+                case Inspected(is_whole=False):
+                    self._last[event.engine_id] = event
+                    if self._open:
+                        self._open.take(event)
+                case EngineRestarted(engine_id=engine_id):
+                    self._last.pop(engine_id, None)
+                    if self._open:
+                        self._open.expect_no_more(engine_id)
+
+    def _is_fresh(self, engine_id: EngineId, now: float) -> bool:
+        last = self._last.get(engine_id)
+        return last is not None and last.at >= now - FRESH_S
+
+    def _asking(self, engines: list[EngineId], only: tuple[AdapterId, ...], now: float) -> Gathering[Inspected] | None:
+        """The question that is open, or a new one: in a long step, scrapes do not pile up questions."""
+        if self._open and not self._open.done.done() and now < self._asked_at + self._patience_s:
+            return self._open
+        self._open = None
+        if not engines:
+            return None
+        try:
+            self._service.send(Inspect(now, only))
+        except RequestError:  # the engines went down just now
+            return None
+        self._open, self._asked_at = Gathering(engines), now
+        return self._open
+
+
+# ── metrics routes ──────────────────────────────────────────────────────────────────────────────────────────────────
+# GET /metrics gives the metrics to Prometheus, and to the endpoint picker of Kubernetes.
+
+# The event loop writes for so long at a stretch; then tokens that have come leave.
+STRETCH_S = 0.0003
+# What the system tells of processes is asked for once in so long.
+STATS_S = 1.0
+
+
+class Scrapes:
+    """Answers scrapes. Everything here runs on the event loop: a thread would hold Python's lock for 5 ms at a time."""
+
+    def __init__(self, metrics: Metrics, service: Service, counts: Counts, for_picker: bool) -> None:
+        self._metrics, self._service, self._counts, self._for_picker = metrics, service, counts, for_picker
+        self._stats: Stats = {}
+        self._stats_until = -math.inf
+
+    async def answer(self) -> Response:
+        inspected = await self._counts.ask(self._metrics.with_places())
+        engines = self._service.state.engines
+        self._metrics.meet(engine.engine_id for engine in engines)
+        reports = [
+            EngineReport(
+                engine_id=engine.engine_id,
+                is_up=engine.capacity is not None,
+                is_given_up=engine.phase is Phase.DOWN,
+                capacity=engine.capacity,
+                pid=engine.engine_pid,
+                inspected=inspected.get(engine.engine_id),
+            )
+            for engine in engines
+        ]
+        taken = snapshot(self._metrics, reports, time.time() if self._for_picker else None)
+        if time.monotonic() > self._stats_until:
+            self._stats_until = time.monotonic() + STATS_S
+            self._stats = await asyncio.to_thread(process_stats_of, taken)
+        return Response(await joined(pieces(taken, self._stats)), media_type=CONTENT_TYPE)
+
+
+async def joined(parts: Iterator[str]) -> bytes:
+    """The parts as one text, made in short stretches."""
+    written: list[str] = []
+    await asyncio.sleep(0)
+    began_at = time.perf_counter()
+    for part in parts:
+        written.append(part)
+        if time.perf_counter() - began_at > STRETCH_S:
+            await asyncio.sleep(0)
+            began_at = time.perf_counter()
+    return "".join(written).encode()
+
+
+def install_metrics_route(app: FastAPI, scrapes: Scrapes, access: Access) -> None:
+    @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+    async def scrape(http: Request) -> Response:
+        """All metrics in Prometheus' text format. While the engine is down, the engine's own metrics are missing."""
+        access.operator_of(http)
+        return await scrapes.answer()
+
+
+# ── metrics port ────────────────────────────────────────────────────────────────────────────────────────────────────
+# A second port serves metrics and probes alone, without keys: the endpoint picker of Kubernetes sends none.
+
+# Scrapers are few. An idle connection makes room for another.
+MOST_CONNECTIONS = 16
+BACKLOG = 128
+# No route here reads a body.
+MOST_BODY_BYTES = 65_536
+
+
+def metrics_app(scrapes: Scrapes, front: Front, config: ServerConfig) -> FastAPI:
+    """GET /metrics and the probes, for clients without a key; web pages are kept away as from a server without keys."""
+    own_name = config.metrics_host if is_loopback(config.metrics_host) else None
+    access = Access(front.registry, own_name=own_name)
+    app = FastAPI(title="Rota", dependencies=[Depends(access.guard)], docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(BodyLimit, max_bytes=MOST_BODY_BYTES)
+    install_error_handlers(app)
+    install_metrics_route(app, scrapes, access)
+    install_probes(app, front)
+    return app
+
+
+class MetricsPort:
+    """Opened and closed by the server of the first port, in the same event loop."""
+
+    def __init__(self, holder: socket.socket, config: ServerConfig) -> None:
+        self._holder = holder
+        self._door = Door(
+            ListenConfig(
+                host=config.metrics_host,
+                max_connections=MOST_CONNECTIONS,
+                max_connections_per_address=MOST_CONNECTIONS,
+                head_timeout=config.head_timeout,
+                body_timeout=config.body_timeout,
+            )
+        )
+
+    @property
+    def sentence(self) -> str:
+        """For the operator."""
+        host, port = self._holder.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        return f"Metrics without a key: http://{shown}:{port}/metrics"
+
+    def listen(self) -> None:
+        """Raises OSError if another socket listens there since."""
+        self._holder.listen(BACKLOG)
+
+    def open(self, app: FastAPI, server: uvicorn.Server) -> None:
+        """Connections are among those of `server`, which closes them when it stops."""
+        config = uvicorn.Config(
+            app, http=BoundedConnection, ws="none", log_config=None, log_level="warning", lifespan="off"
+        )
+        config.load()
+        beside = uvicorn.Server(config)
+        beside.lifespan = config.lifespan_class(config)
+        beside.server_state = server.server_state
+        self._door.open(self._holder, beside, ConnectionMeters())
+
+    def close(self) -> None:
+        self._door.close()
+        self._holder.close()

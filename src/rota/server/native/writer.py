@@ -1,0 +1,214 @@
+"""SGLang's shape of an answer repeats the whole text so far in every event of a stream."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from pydantic import BaseModel, RootModel
+
+from rota.core.events import FinishReason
+from rota.core.plan import TokenLogprobs
+from rota.core.request import Request
+from rota.server.answers.answer import Answer, Choice, Chunk, Part
+from rota.server.answers.respond import DataEvents, RotaBody, moves_field
+from rota.server.answers.streams import name_of
+from rota.text.pieces import TokenPieces
+
+# ── bodies ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# The response bodies of SGLang's routes, for /docs.
+
+
+class MetaInfo(BaseModel):
+    id: str
+    # {"type": "stop", "matched": …}, {"type": "length", "length": …} or {"type": "abort", "message": …}.
+    finish_reason: dict[str, Any] | None
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    e2e_latency: float | None = None
+    input_token_logprobs: list[Any] | None = None
+    output_token_logprobs: list[Any] | None = None
+    input_top_logprobs: list[Any] | None = None
+    output_top_logprobs: list[Any] | None = None
+    rota: RotaBody | None = None
+
+
+class GeneratedBody(BaseModel):
+    """One answer from its beginning. In a stream of several answers it has an index."""
+
+    index: int | None = None
+    text: str
+    output_ids: list[int]
+    meta_info: MetaInfo
+
+
+class GenerateBody(RootModel[GeneratedBody | list[GeneratedBody]]):
+    """One answer, or a list if the prompts came as a list or n is above 1."""
+
+
+class ModelInfoBody(BaseModel):
+    """Which model is served."""
+
+    model_path: str
+    tokenizer_path: str
+    served_model_name: str
+    is_generation: bool
+    context_length: int | None
+    preferred_sampling_params: dict[str, Any] | None
+
+
+class ServerInfoBody(BaseModel):
+    """The server's version, its capacity and its present state."""
+
+    version: str
+    status: str
+    model_path: str
+    served_model_name: str
+    context_length: int | None
+    tensor_parallel_size: int | None
+    max_running_requests: int | None
+    max_total_num_tokens: int | None
+    kv_block_size: int | None
+    # As torch names it: the model's, or float8_e4m3fn.
+    kv_cache_dtype: str | None
+    max_loras_per_batch: int | None
+    # What the slots take on the device, in use or not.
+    lora_memory_bytes: int | None
+    # The places for adapters at the start: how many, of which rank, why, how many pages of eight ranks they share (0:
+    # each has a place of its own), and the sites where A lie below the model's matrices.
+    slots: dict[str, Any] | None
+    loaded_adapters: dict[str, str]
+    # The adapters that engines died of, and the keys that may load nothing for that.
+    quarantine: dict[str, Any]
+    # SGLang's name for the requests, blocks, open slots and pages of each engine, as they are now.
+    internal_states: list[dict[str, Any]]
+    # Each engine: its phase and process, its capacity, the adapters in its slots, its start and last restart, its
+    # requests.
+    replicas: list[dict[str, Any]]
+    # With config_format=json: the model, its dtype, devices and adapters in vLLM's names.
+    vllm_config: dict[str, Any] | None = None
+
+
+class AdaptersBody(BaseModel):
+    """The result, and the adapters that are loaded now: folders for operators, names for other keys."""
+
+    success: bool
+    error_message: str | None
+    loaded_adapters: dict[str, str]
+
+
+class AbortedBody(BaseModel):
+    """How many open calls were ended."""
+
+    aborted: int
+
+
+class HealthBody(BaseModel):
+    """The server's state, with the reason if it is down."""
+
+    status: str
+    reason: str | None = None
+
+
+# ── shape ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# SGLang's shape of an answer repeats the whole text so far in every event of a stream.
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobFormat:
+    """How log-probabilities are written: with alternatives or without, with a token's text or without."""
+
+    pieces: TokenPieces
+    has_top: bool
+    has_text: bool
+
+    def of(self, side: str, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> dict[str, list[Any]]:
+        """The log-probabilities of the "input" or "output" tokens. A prompt's first token has none."""
+        chosen = [entry.chosen if entry else None for entry in logprobs]
+        written: dict[str, list[Any]] = {f"{side}_token_logprobs": list(map(self._entry, chosen, tokens))}
+        if self.has_top:
+            written[f"{side}_top_logprobs"] = [
+                [self._entry(value, token) for token, value in entry.top] if entry else None for entry in logprobs
+            ]
+        return written
+
+    def _entry(self, value: float | None, token: int) -> tuple[float | None, int, str | None]:
+        return value, token, self.pieces.name_of(token) if self.has_text else None
+
+
+@dataclass(slots=True)
+class ChoiceSoFar:
+    """One choice's answer so far."""
+
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    scores: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: str | None = None
+
+    def take(self, chunk: Chunk) -> None:
+        self.text += chunk.text
+        self.tokens += chunk.tokens
+        self.logprobs += chunk.logprobs
+        self.scores += chunk.scores
+        self.finish_reason = chunk.finish_reason
+
+
+class GenerateShape(DataEvents):
+    """One object per choice. Several choices come as a list, or with an index in a stream."""
+
+    def __init__(self, requests: Sequence[Request], is_list: bool, logprobs: LogprobFormat | None) -> None:
+        self._requests = requests
+        self._is_list = is_list
+        self._logprobs = logprobs
+        self._so_far = [ChoiceSoFar() for _ in requests]
+
+    def event(self, _answer: Answer, part: Part) -> bytes:
+        position = part.choice.position
+        self._so_far[position].take(part.chunk)
+        if not part.chunk.has_news:
+            return b""
+        index = {"index": position} if self._is_list else {}
+        return msgspec.json.encode({**index, **self._object(part.choice)})
+
+    def last_event(self, _answer: Answer) -> None:
+        return None
+
+    def whole(self, answer: Answer, parts: Sequence[Part]) -> bytes:
+        for part in parts:
+            self._so_far[part.choice.position].take(part.chunk)
+        objects = [self._object(choice) for choice in answer.choices]
+        return msgspec.json.encode(objects if self._is_list else objects[0])
+
+    def _object(self, choice: Choice) -> dict[str, Any]:
+        so_far, request = self._so_far[choice.position], self._requests[choice.position]
+        meta: dict[str, Any] = {
+            "id": name_of(request),
+            "finish_reason": _finish_reason(so_far, choice),
+            "prompt_tokens": choice.prompt_tokens,
+            "completion_tokens": choice.output_tokens,
+            "cached_tokens": choice.cached_tokens,
+            **moves_field([(choice.position, move) for move in choice.moves]),
+        }
+        if self._logprobs:
+            scores = [] if request.sampling.prompt_logprobs is None else [None, *so_far.scores]
+            meta |= self._logprobs.of("input", request.prompt[: len(scores)], scores)
+            meta |= self._logprobs.of("output", so_far.tokens, so_far.logprobs)
+        if so_far.finish_reason:
+            meta["e2e_latency"] = time.monotonic() - request.arrived_at
+        return {"text": so_far.text, "output_ids": so_far.tokens, "meta_info": meta}
+
+
+def _finish_reason(so_far: ChoiceSoFar, choice: Choice) -> dict[str, Any] | None:
+    match so_far.finish_reason:
+        case None:
+            return None
+        case FinishReason.LENGTH:
+            return {"type": "length", "length": choice.output_tokens}
+        case FinishReason.STOP:
+            return {"type": "stop", "matched": choice.matched_stop or so_far.tokens[-1]}
+    return {"type": "abort", "message": "The request was aborted."}

@@ -1,0 +1,341 @@
+"""The answers of OpenAI's two routes: head, choices, log-probabilities and usage, and their models for /docs."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+from pydantic import BaseModel
+
+from rota.core.plan import TokenLogprobs
+from rota.server.answers.answer import Answer, Choice, Chunk, Part, joined
+from rota.server.answers.respond import DataEvents, RotaBody, moves_field
+from rota.server.calls.prompts import Tokens
+from rota.server.openai.sampling_fields import StreamOptions
+from rota.text.pieces import TokenPieces
+
+# ── bodies ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# The response bodies of OpenAI's routes, for /docs; the routes encode them by hand for speed.
+
+
+class CachedTokens(BaseModel):
+    cached_tokens: int
+
+
+class UsageBody(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+
+
+class CompletionChoice(BaseModel):
+    index: int
+    text: str
+    logprobs: dict[str, Any] | None
+    finish_reason: str | None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: list[dict[str, Any] | None] | None = None
+
+
+class CompletionBody(BaseModel):
+    """The continuations, or a part of them in a stream."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: UsageBody | None = None
+    rota: RotaBody | None = None
+
+
+class FunctionCallBody(BaseModel):
+    """A function and its arguments, as a text of JSON."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallBody(BaseModel):
+    id: str
+    type: Literal["function"]
+    function: FunctionCallBody
+
+
+class ChatMessageBody(BaseModel):
+    """The content is null if the message only calls. Thoughts have two names, for different clients."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCallBody] | None = None
+    function_call: FunctionCallBody | None = None
+
+
+class ChatChoice(BaseModel):
+    index: int
+    message: ChatMessageBody
+    logprobs: dict[str, Any] | None
+    finish_reason: str
+    token_ids: list[int] | None = None
+
+
+class ChatBody(BaseModel):
+    """The next message of a conversation."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageBody
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: list[dict[str, Any] | None] | None = None
+    rota: RotaBody | None = None
+
+
+class FunctionCallDelta(BaseModel):
+    name: str | None = None
+    arguments: str
+
+
+class ToolCallDelta(BaseModel):
+    """A piece of a call. Its first piece has id, type and name."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionCallDelta
+
+
+class ChatDelta(BaseModel):
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
+    function_call: FunctionCallDelta | None = None
+
+
+class ChatChunkChoice(BaseModel):
+    index: int
+    delta: ChatDelta
+    logprobs: dict[str, Any] | None
+    finish_reason: str | None
+    token_ids: list[int] | None = None
+
+
+class ChatChunkBody(BaseModel):
+    """A part of the next message of a conversation."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: UsageBody | None = None
+    prompt_token_ids: list[int] | None = None
+    rota: RotaBody | None = None
+
+
+class ModelBody(BaseModel):
+    """A model that requests may name."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    parent: str | None
+    max_model_len: int | None
+
+
+class ModelsBody(BaseModel):
+    """The base model, then its adapters."""
+
+    object: Literal["list"]
+    data: list[ModelBody]
+
+
+class TokenizeBody(BaseModel):
+    """The tokens of a text."""
+
+    tokens: list[int]
+    count: int
+    max_model_len: int | None
+    token_strs: list[str] | None
+
+
+class DetokenizeBody(BaseModel):
+    """The text of tokens."""
+
+    prompt: str
+
+
+class TokenizerInfoBody(BaseModel):
+    """The settings of a tokenizer. Which there are beside these, the model's folder says."""
+
+    tokenizer_class: str | None
+    chat_template: str | None
+
+
+# ── logprobs ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# Log-probabilities are written in OpenAI's two shapes.
+
+
+@dataclass(frozen=True, slots=True)
+class TokenNamer:
+    """How log-probabilities name a token: by its text, or by its id, as vLLM writes it."""
+
+    pieces: TokenPieces
+    names_by_id: bool = False
+
+    def __call__(self, token: int) -> str:
+        return f"token_id:{token}" if self.names_by_id else self.pieces.name_of(token)
+
+
+class CompletionLogprobs:
+    """Four parallel lists per chunk. Offsets count through all chunks."""
+
+    def __init__(self, namer: TokenNamer, echoed: Sequence[int] = (), shown: frozenset[int] = frozenset()) -> None:
+        """`echoed`: the prompt's tokens, if the answer begins with them. `shown`: special tokens that have a text."""
+        self._name = namer
+        self._spelled = namer.pieces.showing(shown)
+        self._echoed = iter(echoed)
+        # The prompt's first token comes with the first chunk and has no score.
+        self._unscored: list[None] = [None] * bool(echoed)
+        self._offset = 0
+
+    def shape(self, chunk: Chunk) -> dict[str, Any]:
+        scores, self._unscored = [*self._unscored, *chunk.scores], []
+        entries = [*scores, *chunk.logprobs]
+        tokens = [*itertools.islice(self._echoed, len(scores)), *chunk.tokens]
+        # An echo has no special tokens: it is the prompt as it was sent.
+        lengths = [len(self._name.pieces[token].decode("utf-8", "replace")) for token in tokens[: len(scores)]]
+        lengths += [len(self._spelled[token].decode("utf-8", "replace")) for token in chunk.tokens]
+        offsets = list(itertools.accumulate(lengths, initial=self._offset))
+        self._offset = offsets.pop()
+        return {
+            "tokens": [self._name(token) for token in tokens],
+            "token_logprobs": [entry.chosen if entry else None for entry in entries],
+            # From worst to best: if two tokens have the same text, the better one stays.
+            "top_logprobs": [
+                {self._name(token): value for token, value in reversed(entry.top)} if entry else None
+                for entry in entries
+            ],
+            "text_offset": offsets,
+        }
+
+
+def chat_logprobs(namer: TokenNamer, chunk: Chunk) -> dict[str, Any]:
+    """One object per token, with the token's bytes."""
+    content = [
+        _entry(namer, token, logprobs.chosen)
+        | {"top_logprobs": [_entry(namer, other, value) for other, value in logprobs.top]}
+        for token, logprobs in zip(chunk.tokens, chunk.logprobs, strict=True)
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _entry(namer: TokenNamer, token: int, logprob: float) -> dict[str, Any]:
+    return {"token": namer(token), "logprob": logprob, "bytes": list(namer.pieces[token])}
+
+
+def prompt_logprobs(
+    pieces: TokenPieces, prompt: Sequence[int], scores: Sequence[TokenLogprobs]
+) -> list[dict[str, Any] | None]:
+    """vLLM's shape: for each token of the prompt its own entry and the likeliest ones, by id. The first has none."""
+    return [None, *(_ranked(pieces, token, one) for token, one in zip(prompt[1:], scores, strict=True))]
+
+
+def _ranked(pieces: TokenPieces, token: int, logprobs: TokenLogprobs) -> dict[str, Any]:
+    """The rank of a token that is not among the likeliest is not known."""
+    ranks = {other: rank for rank, (other, _) in enumerate(logprobs.top, start=1)}
+    values = {token: logprobs.chosen, **dict(logprobs.top)}
+    return {
+        str(one): {"logprob": value, "rank": ranks.get(one), "decoded_token": pieces.name_of(one)}
+        for one, value in values.items()
+    }
+
+
+# ── shape ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# The answers of OpenAI's two routes share a head, choices and usage.
+
+_encode = msgspec.json.Encoder().encode
+
+
+class OpenAiShape(DataEvents):
+    """Subclasses write a choice, in a stream and as a whole."""
+
+    event_kind: str
+    whole_kind: str
+
+    def __init__(self, answer_id: str, model: str, options: StreamOptions, prompt: Tokens | None = None) -> None:
+        """`prompt`: its tokens, if the client wants them beside those of the answer."""
+        self._head = {"id": answer_id, "object": self.whole_kind, "created": int(time.time()), "model": model}
+        self._options = options
+        self._tells_tokens = prompt is not None
+        # vLLM's field, in the first event of a stream.
+        self._untold = {} if prompt is None else {"prompt_token_ids": prompt}
+        # The head of a stream's events is always the same, so it is encoded once.
+        self._event_head = _encode(self._head | {"object": self.event_kind})[:-1] + b',"choices":['
+        # If the last event has the usage, all other events have the field too. Some clients of OpenAI need that.
+        self._event_tail = b'],"usage":null' if options.include_usage else b"]"
+
+    @abstractmethod
+    def piece(self, choice: Choice, chunk: Chunk) -> dict[str, Any] | None:
+        """A choice in an event of a stream. None: there is nothing to send yet."""
+
+    @abstractmethod
+    def complete(self, choice: Choice, chunk: Chunk) -> dict[str, Any]:
+        """A choice in an answer that is not streamed."""
+
+    def event(self, answer: Answer, part: Part) -> bytes:
+        if (choice := self.piece(part.choice, part.chunk)) is None:
+            return b""
+        piece = _encode(choice)
+        tail = self._event_tail
+        if self._options.continuous_usage_stats:
+            tail = b'],"usage":' + _encode(_usage(answer))
+        if self._untold:
+            tail += b"," + _encode(self._untold)[1:-1]
+            self._untold = {}
+        return self._event_head + piece + tail + b"}"
+
+    def last_event(self, answer: Answer) -> bytes | None:
+        told = {"usage": _usage(answer)} if self._options.include_usage else {}
+        told |= moves_field(answer.moves)
+        return self._event_head + b"]," + _encode(told)[1:] if told else None
+
+    def whole(self, answer: Answer, parts: Sequence[Part]) -> bytes:
+        chunks: dict[Choice, list[Chunk]] = {choice: [] for choice in answer.choices}
+        for part in parts:
+            chunks[part.choice].append(part.chunk)
+        whole = {choice: joined(said) for choice, said in chunks.items()}
+        choices = [self.complete(choice, chunk) for choice, chunk in whole.items()]
+        about_prompt = self.about_prompt(whole[answer.choices[0]])
+        more = {**self._untold, **about_prompt, **moves_field(answer.moves)}
+        return _encode({**self._head, "choices": choices, "usage": _usage(answer), **more})
+
+    def about_prompt(self, _first: Chunk) -> dict[str, Any]:
+        """More about the prompt, for the end of an answer that is not streamed. `_first`: the first choice."""
+        return {}
+
+
+def _usage(answer: Answer) -> dict[str, Any]:
+    usage = answer.usage
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.output_tokens,
+        "total_tokens": usage.prompt_tokens + usage.output_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }

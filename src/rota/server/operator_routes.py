@@ -1,0 +1,236 @@
+"""Routes for operators and trainers: pause the server and let it go on, and ask why a request waits."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Query
+from fastapi import Request as HttpRequest
+from pydantic import BaseModel
+
+from rota.core.errors import Fault, FaultCode, RequestError
+from rota.core.events import Explained, Whereabouts
+from rota.core.request import Request
+from rota.observe.journey import Journey
+from rota.observe.metrics import Metrics
+from rota.policy.routing import RouteReason
+from rota.runtime.registry import Registry
+from rota.runtime.service import Service
+from rota.server.access.access import Access
+from rota.server.answers.streams import OpenAnswer, OpenAnswers, name_of
+from rota.server.audit import audited
+from rota.server.docs import gives
+from rota.server.front import Front
+from rota.server.queries import Mode, Queries
+
+# ── pause routes ────────────────────────────────────────────────────────────────────────────────────────────────────
+# vLLM's routes for trainers: pause the server, let it go on, and ask how many devices it has.
+
+# A trainer that died must not keep clients waiting for ever.
+DEFAULT_MAX_S, MOST_S = 3600.0, 86_400.0
+
+
+class PausedBody(BaseModel):
+    """What the server does now."""
+
+    status: str
+
+
+class IsPausedBody(BaseModel):
+    """Whether the server is paused."""
+
+    is_paused: bool
+
+
+class WorldSizeBody(BaseModel):
+    """How many devices compute."""
+
+    world_size: int
+
+
+def install_pause_routes(app: FastAPI, front: Front, queries: Queries) -> None:
+    _install_pause(app, front, queries)
+    _install_resume(app, front)
+    _install_world_size(app, front)
+
+
+def _install_pause(app: FastAPI, front: Front, queries: Queries) -> None:
+    @app.post("/pause", responses=gives(PausedBody))
+    async def pause(
+        http: HttpRequest,
+        mode: Mode = "abort",
+        clear_cache: bool = False,
+        max_s: Annotated[float, Query(gt=0.0, le=MOST_S)] = DEFAULT_MAX_S,
+    ) -> dict[str, str]:
+        """Stop all answers, and come back once no step is computed.
+
+        `mode=keep`: open answers stand still and go on after /resume. `wait`: they are finished first. `abort`: they
+        end with the tokens so far. New requests wait for /resume, which comes by itself after `max_s` seconds.
+        """
+        with audited(http, front.access.key_of(http), "pause", mode=mode, max_s=max_s):
+            front.access.operator_of(http)
+            _refuse_unknown(http, {"mode", "clear_cache", "max_s"})
+            await front.pausing.begin(mode, max_s)
+            if clear_cache and await queries.flush_cache() is None:
+                message = "The server is paused, but an engine does not answer; its cache is unchanged."
+                raise RequestError(Fault(FaultCode.ENGINE_DIED, message))
+        return {"status": "paused"}
+
+
+def _install_resume(app: FastAPI, front: Front) -> None:
+    @app.post("/resume", responses=gives(PausedBody))
+    async def resume(http: HttpRequest) -> dict[str, str]:
+        """Let all answers go on. A server that is not paused stays as it is."""
+        with audited(http, front.access.key_of(http), "resume") as details:
+            front.access.operator_of(http)
+            details["paused_s"] = round(front.pausing.end(), 3)
+        return {"status": "resumed"}
+
+    @app.get("/is_paused", responses=gives(IsPausedBody))
+    async def is_paused(http: HttpRequest) -> dict[str, bool]:
+        """Whether the server is paused."""
+        front.access.operator_of(http)
+        return {"is_paused": front.pausing.paused_at is not None}
+
+
+def _install_world_size(app: FastAPI, front: Front) -> None:
+    @app.get("/get_world_size", responses=gives(WorldSizeBody))
+    async def world_size(http: HttpRequest, include_dp: bool = True) -> dict[str, Any]:
+        """How many devices compute: those of all replicas, or with `include_dp=false` those of one."""
+        front.access.operator_of(http)
+        found = [engine.capacity.ranks for engine in front.service.state.engines if engine.capacity]
+        if not found:
+            message = "No engine serves yet, so the number of its devices is not known."
+            raise RequestError(Fault(FaultCode.ENGINE_DIED, message))
+        return {"world_size": sum(found) if include_dp else found[0]}
+
+
+def _refuse_unknown(http: HttpRequest, known: set[str]) -> None:
+    for name in http.query_params:
+        if name not in known:
+            raise RequestError.bad_field(name, f"/pause takes {', '.join(sorted(known))}; '{name[:100]}' is not known.")
+
+
+# ── requests route ──────────────────────────────────────────────────────────────────────────────────────────────────
+# GET /v1/requests/{id} says whether an open request waits or runs, and why.
+
+# A call can have thousands of requests. The first few are enough to find the one that is furthest behind.
+MOST_EXPLAINED = 16
+
+ENDED = "ended"
+# A call's state is the first of these that any of its requests is in.
+_FURTHEST_BEHIND = (Whereabouts.WAITING, Whereabouts.PARKED, Whereabouts.RUNNING, ENDED)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStanding:
+    """One request. `since_s` is its time in this state; `position` is the number of requests before it in its queue."""
+
+    id: str
+    state: str  # waiting, parked, running, or ended (its last tokens are being sent)
+    reason: str
+    since_s: float
+    position: int | None
+    output_tokens: int
+    outlook: str = ""  # how near its adapter is to a slot, if it has none
+    replica: int | None = None  # where it was sent; None on a server with one engine, and while a quota holds it back
+    route: str = ""  # why there
+
+
+@dataclass(frozen=True, slots=True)
+class CallStanding:
+    """A call has the state of its request that is furthest behind. `requests` has its first few open requests."""
+
+    id: str
+    object: str
+    model: str | None  # None if the adapter was unloaded meanwhile
+    state: str
+    reason: str
+    since_s: float
+    position: int | None
+    output_tokens: int
+    open_requests: int
+    requests: list[RequestStanding]
+    outlook: str = ""
+    replica: int | None = None
+    route: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestsRoute:
+    """Only the key of a request, or an operator, can see it here."""
+
+    service: Service
+    registry: Registry
+    access: Access
+    answers: OpenAnswers
+    metrics: Metrics
+    queries: Queries
+
+    def install(self, app: FastAPI) -> None:
+        app.add_api_route("/v1/requests/{id}", self.explain, methods=["GET"])
+
+    async def explain(self, http: HttpRequest, id: str) -> CallStanding:
+        """The state of an open call, by its X-Request-Id or the id of its answer."""
+        answer = self._find(http, id)
+        journeys = ((one, self.metrics.journeys.get(one.request_id)) for one in answer.requests)
+        under_way = [(request, journey) for request, journey in journeys if journey]
+        parts = await asyncio.gather(*(self._part(*one) for one in under_way[:MOST_EXPLAINED]))
+        ended = RequestStanding(answer.answer_id, ENDED, "", 0.0, None, 0)
+        # Engines answer one after the other, and tokens come meanwhile: the sum is that of the parts.
+        tokens = sum(part.output_tokens for part in parts)
+        tokens += sum(journey.tokens for _, journey in under_way[MOST_EXPLAINED:])
+        behind = min(parts, key=lambda part: _FURTHEST_BEHIND.index(part.state), default=ended)
+        return CallStanding(
+            answer.answer_id,
+            "request",
+            self.registry.name_of(answer.requests[0].adapter_id),
+            behind.state,
+            behind.reason,
+            behind.since_s,
+            behind.position,
+            tokens,
+            len(under_way),
+            parts,
+            behind.outlook,
+            behind.replica,
+            behind.route,
+        )
+
+    def _find(self, http: HttpRequest, id: str) -> OpenAnswer:
+        key = self.access.key_of(http)
+        answer = self.answers.find(key, id)
+        if answer is None:
+            message = f"No request with the id '{id}' is open; it has ended, or never existed."
+            raise RequestError(Fault(FaultCode.UNKNOWN_REQUEST, message, "id"))
+        return answer
+
+    async def _part(self, request: Request, journey: Journey) -> RequestStanding:
+        explained = await self.queries.explain(request.request_id)
+        now = time.monotonic()
+        if explained is None:
+            engine = self.service.state
+            reason = "the engine is at a long step" if engine.capacity else f"the engine is {engine.phase.value}"
+            explained = Explained(
+                request_id=request.request_id, at=now, state=Whereabouts.WAITING, reason=reason, since=journey.asked_at
+            )
+        position = explained.position if explained.state is Whereabouts.WAITING else None
+        state, since = explained.state.value, explained.since
+        if explained.state is Whereabouts.RUNNING:
+            since = journey.asked_at if journey.admitted_at is None else journey.admitted_at
+        elif explained.state is Whereabouts.UNKNOWN:
+            state, since = ENDED, now
+        return RequestStanding(
+            name_of(request),
+            state,
+            explained.reason,
+            round(now - since, 3),
+            position,
+            journey.tokens,
+            explained.outlook,
+            journey.engine_id,
+            RouteReason[journey.route.upper()].value if journey.route else "",
+        )

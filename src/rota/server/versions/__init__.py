@@ -1,1 +1,0 @@
-"""New versions of adapters, and what clients learn of them."""
