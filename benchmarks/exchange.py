@@ -20,8 +20,8 @@ from pathlib import Path
 
 from rota.policy.prefill_delayer import PrefillDelayer, RankReport
 from rota.runtime.exchange.all_gather import AllGather
-from rota.runtime.exchange.board import WORDS, Board
 from rota.runtime.exchange.lines import Lines
+from rota.runtime.exchange.place import WORDS, Board
 
 PASSES = 4000
 ROUNDS = 2000

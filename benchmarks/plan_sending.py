@@ -27,9 +27,8 @@ from rota.core.request import Request, SamplingParams
 from rota.llm.config import build_device
 from rota.runtime.lifeline import die_with
 from rota.runtime.ranks.follower import arrive
-from rota.runtime.ranks.meeting import Meeting, open_line
+from rota.runtime.ranks.meeting import CODEC, Meeting, Numbered, open_line
 from rota.runtime.ranks.processes import Job
-from rota.runtime.ranks.records import CODEC, Numbered
 from rota.scheduler import Scheduler
 
 AT_WORK, PROMPT, ANSWER = 64, 200, 100

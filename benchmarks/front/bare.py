@@ -17,7 +17,7 @@ import uvloop
 
 from front.serving import model_folder
 from front.ticks import CYCLE, tick_tokens
-from rota.runtime.heap import freeze_heap
+from rota.runtime.children import freeze_heap
 from rota.text.tokenizer import Tokenizer
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -16,7 +16,7 @@ from front.serving import Served
 from front.ticks import TickReader
 from rota.bench.prompts import random_text
 from rota.bench.sse import DONE, EventReader
-from rota.runtime.heap import freeze_heap
+from rota.runtime.children import freeze_heap
 
 
 class _Choice(msgspec.Struct):

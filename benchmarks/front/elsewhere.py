@@ -10,9 +10,7 @@ from contextlib import suppress
 import zmq
 
 from rota.core.config import EngineConfig
-from rota.runtime.remote.engine import RemoteEngine
-from rota.runtime.remote.invitation import Invitation, Joined, OnJoined
-from rota.runtime.remote.serve import run_invited
+from rota.runtime.remote.engine import Invitation, Joined, OnJoined, RemoteEngine, run_invited
 from rota.runtime.service import BuildDevice
 
 HOST = "127.0.0.1"

@@ -32,7 +32,7 @@ from rota.dashboard.lanes import MOST_TENURES
 from rota.dashboard.tenants import MOST_TENANTS
 from rota.dashboard.traffic import MOST_TARGETS
 from rota.dashboard.trouble import MOST_KINDS, MOST_RESTARTS
-from rota.runtime.replicas.states import joint_state
+from rota.runtime.replicas.roster import joint_state
 from rota.runtime.service import Phase, ServiceState
 from rota.server.traffic.route import Route, Split
 from tests.builders import capacity

@@ -6,7 +6,7 @@ import threading
 from dataclasses import replace
 
 from rota.core.adapter import Adapter
-from rota.runtime.adapter_checks import AdapterChecks
+from rota.runtime.live import AdapterChecks
 from tests.builders import abort, add_adapter, submit
 from tests.waiting import PATIENCE_S
 

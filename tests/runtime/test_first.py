@@ -13,9 +13,9 @@ import pytest
 from rota.core.config import EngineConfig, FirstAdapters
 from rota.core.errors import EngineDiedError
 from rota.core.stages import Stage
-from rota.runtime.first import Look, wait_for_first
 from rota.runtime.patience import Patience
 from rota.runtime.service import BuildDevice, Phase
+from rota.runtime.start import Look, wait_for_first
 from rota.runtime.supervisor import SupervisedService
 from tests.builders import submit
 from tests.fakes import FakeDevice

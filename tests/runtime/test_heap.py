@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import gc
 
-from rota.runtime.heap import freeze_heap
+from rota.runtime.children import freeze_heap
 
 
 def test_what_exists_when_a_process_freezes_its_heap_is_never_walked_again_and_what_comes_later_is():

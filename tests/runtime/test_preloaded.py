@@ -14,7 +14,7 @@ from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, Engin
 from rota.core.ids import AdapterId
 from rota.core.messages import AddAdapter, Message, MoveRequests, RemoveAdapter, Submit
 from rota.core.plan import StepPlan
-from rota.runtime.adapter_checks import MOST_CHECKED
+from rota.runtime.live import MOST_CHECKED
 from rota.runtime.preloaded import PreloadedService, early_of
 from rota.runtime.service import BuildDevice, InProcessService, Phase, Service
 from rota.runtime.supervisor import SupervisedService

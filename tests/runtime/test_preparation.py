@@ -8,7 +8,7 @@ import pytest
 
 from rota.core.grammar import Grammar
 from rota.core.messages import AbortAll, Message
-from rota.runtime.preparation import Preparation
+from rota.runtime.live import Preparation
 from tests.builders import abort, add_adapter, submit
 
 GRAMMAR = Grammar("slow")

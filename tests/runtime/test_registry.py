@@ -5,8 +5,7 @@ import pytest
 from rota.core.errors import AdapterError, FaultCode, RequestError
 from rota.core.ids import BASE
 from rota.core.lora_paths import LoraPath
-from rota.runtime.registry import Registry
-from rota.runtime.version_numbers import VersionNumbers
+from rota.runtime.registry import Registry, VersionNumbers
 
 
 @pytest.fixture

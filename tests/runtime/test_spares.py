@@ -19,10 +19,9 @@ from rota.core.events import EngineRestarted, FinishReason
 from rota.core.ids import EngineId
 from rota.core.stages import Stage
 from rota.runtime.process import EngineProcess
-from rota.runtime.process_age import process_began_at
 from rota.runtime.service import Phase
-from rota.runtime.spare import Spare
-from rota.runtime.spares import Spares, settling
+from rota.runtime.spares import Spare, Spares, settling
+from rota.runtime.start import process_began_at
 from rota.runtime.supervisor import SupervisedService
 from tests.builders import add_adapter, submit
 from tests.fakes import FakeDevice, continuation

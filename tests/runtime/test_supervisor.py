@@ -21,8 +21,8 @@ from rota.core.messages import AddAdapter, Message, RemoveAdapter
 from rota.core.plan import StepPlan
 from rota.core.stages import Stage
 from rota.runtime.patience import Patience, Silence
-from rota.runtime.progress import tell_progress
 from rota.runtime.service import Phase
+from rota.runtime.start import tell_progress
 from rota.runtime.supervisor import SupervisedService
 from tests.builders import abort, add_adapter, submit
 from tests.fakes import FakeDevice, FakeTicket, continuation

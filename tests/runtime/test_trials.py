@@ -13,7 +13,7 @@ from rota.core.config import EngineConfig
 from rota.core.stages import Stage
 from rota.core.trials import Trial
 from rota.runtime.patience import Patience
-from rota.runtime.trials import known_trials, tell_trials
+from rota.runtime.start import known_trials, tell_trials
 from tests.fakes import FakeDevice
 from tests.runtime.ranks.rank_devices import supervised_ranks
 from tests.runtime.services import supervised

@@ -13,8 +13,7 @@ from rota.core.errors import FaultCode
 from rota.core.events import AdapterRefused, AdapterRemoved
 from rota.core.ids import AdapterId
 from rota.core.messages import AddAdapter
-from rota.runtime.spool import Spool
-from rota.runtime.uploads import PIECE_BYTES, Arrivals, pieces_before
+from rota.runtime.spool import PIECE_BYTES, Arrivals, Spool, pieces_before
 from tests.builders import add_adapter, submit
 
 FILES = {"adapter_config.json": b"{}", "adapter_model.safetensors": bytes(range(256)) * (PIECE_BYTES // 200)}

@@ -28,7 +28,7 @@ from rota.core.messages import AbortAll, AdapterFetched, Explain, FlushCache, In
 from rota.core.moved import Moved
 from rota.core.plan import Load, StepPlan, TokenLogprobs
 from rota.core.standstill import StoodStill, WentOn
-from rota.runtime.ranks.records import CODEC, Numbered
+from rota.runtime.ranks.meeting import CODEC, Numbered
 from rota.runtime.wire import Failed, Ready, Stop, decode, encode
 from tests.builders import abort, capacity, submit
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rota.runtime.heap import freeze_heap
+from rota.runtime.children import freeze_heap
 from rota.server.calls import reading_room
 from tests.waiting import PATIENCE_S
 

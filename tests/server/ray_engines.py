@@ -15,11 +15,11 @@ from typing import Any
 import zmq
 
 from rota.core.config import EngineConfig
-from rota.runtime.cluster.alike import own_versions
 from rota.runtime.cluster.cluster import Cluster
-from rota.runtime.cluster.engine import Maker, PlacedEngine
-from rota.runtime.cluster.needs import Need
-from rota.runtime.ranks.facts import facts
+from rota.runtime.cluster.joining import own_versions
+from rota.runtime.cluster.records import Need
+from rota.runtime.cluster.service import Maker, PlacedEngine
+from rota.runtime.ranks.meeting import facts
 from rota.runtime.service import BuildDevice
 from rota.runtime.world import Device
 from tests.fakes import FakeDevice

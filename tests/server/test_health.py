@@ -17,7 +17,7 @@ from rota.core.config import EngineConfig, SchedulerConfig
 from rota.core.errors import EngineDiedError, ModelError
 from rota.core.standstill import StoodStill
 from rota.runtime.registry import Registry
-from rota.runtime.replicas.states import joint_state
+from rota.runtime.replicas.roster import joint_state
 from rota.runtime.service import BuildDevice, Phase, ServiceState, StateBoard
 from rota.server.app import create_app
 from rota.server.info import install_probes

@@ -7,7 +7,7 @@ from rota.core.errors import Fault, FaultCode, RequestError
 from rota.core.events import CacheFlushed, EngineRestarted, Explained, Inspected, Whereabouts
 from rota.core.ids import EngineId
 from rota.core.messages import Explain, FlushCache, Inspect, Message
-from rota.runtime.replicas.states import joint_state
+from rota.runtime.replicas.roster import joint_state
 from rota.runtime.service import Phase, ServiceState
 from rota.server.queries import Queries
 from tests.builders import capacity

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from rota.core.lora_paths import LoraPath
-from rota.runtime.adapter_checks import MOST_CHECKED
+from rota.runtime.live import MOST_CHECKED
 from rota.runtime.registry import Registry
 from rota.runtime.service import Service
 from rota.runtime.spool import Spool

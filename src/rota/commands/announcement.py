@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from rota.commands.engines import described_replicas
 from rota.core.capacity import Capacity
 from rota.core.stages import Stage, described, stage_fields, total_s
-from rota.runtime.process_age import process_began_at
 from rota.runtime.service import ServiceState
+from rota.runtime.start import process_began_at
 
 LOG = logging.getLogger("rota.start")
 

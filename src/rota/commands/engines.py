@@ -14,12 +14,12 @@ from rota.core.config import EngineConfig, ModelConfig, ServerConfig
 from rota.core.ids import EngineId
 from rota.llm.config import import_device
 from rota.runtime.blame import Blame
-from rota.runtime.first import Look
 from rota.runtime.lifeline import tied
 from rota.runtime.patience import Patience
 from rota.runtime.process import EngineProcess
 from rota.runtime.service import Service, ServiceState
 from rota.runtime.spares import Spares
+from rota.runtime.start import Look
 from rota.runtime.supervisor import SupervisedService
 
 _COUNT_GPUS = "import torch; print(torch.cuda.device_count())"

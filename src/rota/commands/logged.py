@@ -10,8 +10,8 @@ from rota.core.config import EngineConfig, ServerConfig
 from rota.engine.progress import listen_for_progress
 from rota.observe.logs import set_up_logs
 from rota.runtime.patience import Patience
-from rota.runtime.progress import tell_progress
 from rota.runtime.ranks.lead import build_ranks
+from rota.runtime.start import tell_progress
 from rota.runtime.world import Device
 
 MakeDevice = Callable[[EngineConfig], Device[Any]]

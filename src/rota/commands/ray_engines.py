@@ -10,18 +10,16 @@ from rota.core.config import EngineConfig, ServerConfig
 from rota.core.errors import ConfigError
 from rota.core.ids import EngineId
 from rota.runtime.blame import Blame
-from rota.runtime.cluster.alike import own_versions
 from rota.runtime.cluster.cluster import Cluster
-from rota.runtime.cluster.engine import Maker
-from rota.runtime.cluster.joining import chosen_address
-from rota.runtime.cluster.needs import Need, Sight, need_of, shortage
-from rota.runtime.cluster.service import ClusterService, Growth
-from rota.runtime.first import Look
+from rota.runtime.cluster.joining import chosen_address, own_versions
+from rota.runtime.cluster.records import Need, Sight, need_of, shortage
+from rota.runtime.cluster.service import ClusterService, Growth, Maker
 from rota.runtime.patience import Patience
-from rota.runtime.ranks.facts import facts
+from rota.runtime.ranks.meeting import facts
 from rota.runtime.replicas.service import ReplicatedService
 from rota.runtime.routing.router import Router
 from rota.runtime.service import Service
+from rota.runtime.start import Look
 from rota.runtime.supervisor import SupervisedService
 
 # Machines of a cluster that has just been started come one after the other.

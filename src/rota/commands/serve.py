@@ -65,8 +65,8 @@ def serve_model(
     from rota.observe.logs import logs_as
     from rota.observe.trace_export import exported_traces
     from rota.runtime.exchange.place import exchange_place
-    from rota.runtime.ranks.attend import attend
-    from rota.runtime.ranks.place import torchrun_place
+    from rota.runtime.ranks.follower import attend
+    from rota.runtime.ranks.processes import torchrun_place
     from rota.server.access.key_file import KeySource
     from rota.server.door.hangup import hangups
 
@@ -98,8 +98,8 @@ def _serve(
     from rota.commands.engines import engine_service
     from rota.runtime.blame import Blame, kept_beside
     from rota.runtime.early import EarlyService
-    from rota.runtime.first import Look
     from rota.runtime.registry import Registry
+    from rota.runtime.start import Look
     from rota.server.access.exposure import check_exposure
     from rota.server.door.door import Door
     from rota.server.door.port import hold_metrics_port, hold_port

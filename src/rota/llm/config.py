@@ -21,11 +21,8 @@ from rota.engine.lora.files.ranks import needs_of, pages_for
 from rota.engine.progress import listen_for_progress
 from rota.llm.adapter_room import AdapterRoom
 from rota.policy.policy_options import policy_config
-from rota.runtime.first import wait_for_first
-from rota.runtime.process_age import process_began_at
-from rota.runtime.progress import tell_progress
 from rota.runtime.ranks.lead import build_ranks
-from rota.runtime.trials import known_trials, tell_trials
+from rota.runtime.start import known_trials, process_began_at, tell_progress, tell_trials, wait_for_first
 from rota.runtime.world import Device
 from rota.sources.locator import Locator
 from rota.sources.prefix import Prefix

@@ -5,14 +5,121 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Generic, Protocol
 
-from rota.core.messages import AbortAll, Message
+from rota.core.adapter import Adapter
+from rota.core.grammar import Grammar
+from rota.core.ids import AdapterId, RequestId
+from rota.core.messages import Abort, AbortAll, AddAdapter, Message, Submit
 from rota.core.plan import StepPlan, StepResult
-from rota.runtime.adapter_checks import AdapterChecks
-from rota.runtime.preparation import Preparation
 from rota.runtime.pulse import BEAT_S, Pulse
 from rota.runtime.world import ChecksAdapters, Device, FollowsGrammars, Ticket, WorksWhileIdle
+
+# ── preparation ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# Requests wait outside the scheduler until their grammars are ready: a slow grammar makes nobody else late.
+
+# True: the function is called once the grammar is ready, from any thread. False: it is ready.
+Prepare = Callable[[Grammar, Callable[[], None]], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared(Submit):
+    """A request that was held back; its grammar is ready."""
+
+
+class Preparation:
+    """For the loop's thread. A request keeps the time of its arrival, so it keeps its place."""
+
+    def __init__(self, prepare: Prepare, post: Callable[[Message], None]) -> None:
+        self._prepare = prepare
+        self._post = post
+        self._held: dict[RequestId, Submit] = {}
+
+    def sift(self, messages: Iterable[Message]) -> list[Message]:
+        """The messages that the scheduler shall hear now."""
+        return [heard for message in messages for heard in self._heard(message)]
+
+    def _heard(self, message: Message) -> Iterable[Message]:
+        match message:
+            case Prepared(request):
+                return self._released(request.request_id)
+            case Submit(request) if request.sampling.grammar is not None:
+                if not self._prepare(request.sampling.grammar, partial(self._post, Prepared(request))):
+                    return (message,)
+                self._held[request.request_id] = message
+                return ()
+            case Abort(request_id):
+                # The scheduler must know it first: every request ends with an event.
+                return (*self._released(request_id), message)
+            case AbortAll():
+                held, self._held = self._held, {}
+                return (*held.values(), message)
+        return (message,)
+
+    def _released(self, request_id: RequestId) -> Iterable[Submit]:
+        """Nothing if its client has left meanwhile."""
+        held = self._held.pop(request_id, None)
+        return () if held is None else (held,)
+
+
+# ── adapter checks ──────────────────────────────────────────────────────────────────────────────────────────────────
+# Adapters that are read later are checked before the scheduler hears of them, many at a time.
+
+# A check waits for a disk more than it computes: a network disk answers in some milliseconds.
+THREADS = 8
+# Headers are small; a disk that has not given them after this time has failed.
+TIMEOUT_S = 120.0
+# Checks that a start waits for: a third of a millisecond each, and more with a network disk.
+MOST_CHECKED = 500
+
+
+class AdapterChecks:
+    """For the loop's thread, which waits for the checks: they come at a start, before anything is served.
+
+    An adapter that a former engine had is not checked: a bad one must not hold up a restart, and is found when it is
+    read. So are the adapters beyond the first hundreds, of which a start would take many seconds.
+    """
+
+    def __init__(self, check: Callable[[Adapter], str], timeout_s: float = TIMEOUT_S, most: int = MOST_CHECKED) -> None:
+        self._check = check
+        self._timeout_s = timeout_s
+        self._left = most
+
+    def sift(self, messages: list[Message]) -> list[Message]:
+        """The same messages; those of bad adapters say why they are refused."""
+        unchecked = [one.adapter for one in messages if isinstance(one, AddAdapter) and _is_unchecked(one)]
+        if not unchecked:
+            return messages  # nearly every call
+        refusals = self._refusals(unchecked[: self._left])
+        self._left -= min(self._left, len(unchecked))
+        return [_judged(message, refusals) for message in messages]
+
+    def _refusals(self, adapters: Iterable[Adapter]) -> dict[AdapterId, str]:
+        pool = ThreadPoolExecutor(THREADS, "adapter-check")
+        checks = {adapter.adapter_id: (adapter, pool.submit(self._check, adapter)) for adapter in adapters}
+        wait([check for _, check in checks.values()], self._timeout_s)
+        pool.shutdown(wait=False, cancel_futures=True)  # a thread that waits for a broken disk may never end
+        return {adapter_id: self._said(adapter, check) for adapter_id, (adapter, check) in checks.items()}
+
+    def _said(self, adapter: Adapter, check: Future[str]) -> str:
+        if check.done() and not check.cancelled():
+            return check.result()
+        return f"Adapter '{adapter.name}' could not be read from {adapter.path} within {self._timeout_s:g} seconds."
+
+
+def _is_unchecked(message: AddAdapter) -> bool:
+    return message.is_read_later and not message.is_known and not message.refusal
+
+
+def _judged(message: Message, refusals: dict[AdapterId, str]) -> Message:
+    if isinstance(message, AddAdapter) and (refusal := refusals.get(message.adapter.adapter_id)):
+        return replace(message, refusal=refusal)
+    return message
+
 
 # A loop without messages for so long is idle.
 QUIET_S = 0.02

@@ -14,7 +14,7 @@ from rota.core.errors import AdapterError, EngineDiedError, FaultCode, RequestEr
 from rota.core.events import AdapterAdded, AdapterRefused, Event
 from rota.core.ids import AdapterId
 from rota.core.messages import AddAdapter, Message, MoveRequests, RemoveAdapter, Submit
-from rota.runtime.adapter_checks import MOST_CHECKED
+from rota.runtime.live import MOST_CHECKED
 from rota.runtime.service import Deliver, Phase, Service, ServiceState
 
 # Of thousands of adapters so many are checked before the start: if they are of another model, these show it.

@@ -22,12 +22,11 @@ from rota.core.messages import AddAdapter, Message
 from rota.core.stages import stage_fields
 from rota.core.trials import Trial
 from rota.runtime.blame import Blame
-from rota.runtime.first import Look
 from rota.runtime.patience import Patience
 from rota.runtime.process import EngineProcess
 from rota.runtime.promises import Promises
 from rota.runtime.service import BuildDevice, Deliver, Phase, ServiceState, StateBoard, explain, refuse
-from rota.runtime.trials import build_with
+from rota.runtime.start import Look, build_with
 from rota.runtime.watch import Death, OnEvents, OnReady, OnWaiting
 from rota.runtime.wire import First, Ready, Record, Stop
 

@@ -24,7 +24,7 @@ from rota.core.stages import Stage
 from rota.core.trials import Trial
 from rota.runtime.doorbell import Doorbell
 from rota.runtime.pulse import BEAT_S
-from rota.runtime.uploads import Arrivals, UploadPiece
+from rota.runtime.spool import Arrivals, UploadPiece
 
 
 @dataclass(frozen=True, slots=True)

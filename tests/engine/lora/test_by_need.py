@@ -114,7 +114,7 @@ def test_an_engine_has_the_slots_that_its_first_adapters_need(model, adapters, n
 
 def test_an_engine_whose_server_still_looks_at_its_adapters_waits_for_what_they_need(model, monkeypatch):
     found = FirstAdapters(count=2, rank=20, pages=4)
-    monkeypatch.setattr("rota.runtime.first._waiters", [lambda: found])
+    monkeypatch.setattr("rota.runtime.start._waiters", [lambda: found])
     capacity = build_device(told_later(config(model, []))).capacity
     assert (capacity.slots, capacity.slot_rank, capacity.pages) == (8, 24, 11)
 

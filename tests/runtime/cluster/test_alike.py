@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from rota.core.config import EngineConfig, ModelConfig
-from rota.runtime.cluster.alike import own_versions, unlike, unlike_files
-from rota.runtime.cluster.endings import ending_of
-from rota.runtime.cluster.looks import Whereabouts
-from rota.runtime.ranks.facts import facts
+from rota.runtime.cluster.driver import Whereabouts, ending_of
+from rota.runtime.cluster.joining import own_versions, unlike, unlike_files
+from rota.runtime.ranks.meeting import facts
 
 
 def model_in(folder: Path, weights: bytes = b"w" * 5000) -> EngineConfig:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from rota.core.config import ModelConfig
-from rota.runtime.cluster.needs import Need, Node, Sight, need_of, shortage, waiting
+from rota.runtime.cluster.records import Need, Node, Sight, need_of, shortage, waiting
 
 HEAD = Node("10.0.0.1")
 CPUS = Sight((HEAD, Node("10.0.0.2", cpus=8), Node("10.0.0.3", cpus=4)), free_cpus=10)

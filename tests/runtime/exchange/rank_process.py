@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from rota.policy.prefill_delayer import PrefillDelayer, RankReport
 from rota.runtime.exchange import all_gather
-from rota.runtime.exchange.board import Board
+from rota.runtime.exchange.place import Board
 from tests.runtime.exchange.doomed import Doomed
 from tests.waiting import PATIENCE_S, until
 

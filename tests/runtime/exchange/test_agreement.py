@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from rota.policy.prefill_delayer import PrefillDelayer, RankReport, Verdict
 from rota.runtime.exchange import all_gather
-from rota.runtime.exchange.all_gather import AllGather
-from rota.runtime.exchange.bells import Bells
+from rota.runtime.exchange.all_gather import AllGather, Bells
 from tests.runtime.exchange.doomed import POINTS, Doomed
 from tests.waiting import PATIENCE_S, until
 

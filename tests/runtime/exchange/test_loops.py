@@ -19,8 +19,7 @@ from rota.core.policy_config import PolicyConfig
 from rota.policy.prefill_delayer import Alone
 from rota.runtime.exchange import all_gather
 from rota.runtime.exchange.all_gather import AllGather
-from rota.runtime.exchange.board import Board
-from rota.runtime.exchange.place import exchange_place, open_exchange
+from rota.runtime.exchange.place import Board, exchange_place, open_exchange
 from rota.runtime.supervisor import SupervisedService
 from tests.builders import capacity, submit
 from tests.fakes import FakeDevice, continuation

@@ -18,8 +18,7 @@ from rota.core.ids import AdapterId
 from rota.core.messages import AdapterReady, Message
 from rota.core.plan import StepPlan
 from rota.runtime.patience import Patience
-from rota.runtime.ranks.agreement import Agreement
-from rota.runtime.ranks.lead import build_ranks
+from rota.runtime.ranks.lead import Agreement, build_ranks
 from rota.runtime.ranks.meeting import Meeting
 from rota.runtime.supervisor import SupervisedService
 from tests.fakes import FakeDevice, FakeTicket, alphabet

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rota.core.ids import AdapterId, Slot
 from rota.core.messages import AdapterFailed, AdapterFetched, AdapterReady, Message
 from rota.core.plan import Load, StepPlan
-from rota.runtime.ranks.agreement import Agreement
+from rota.runtime.ranks.lead import Agreement
 from tests.builders import add_adapter
 
 ONE, TWO = AdapterId(1), AdapterId(2)

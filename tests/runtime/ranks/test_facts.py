@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from rota.core.config import EngineConfig, ModelConfig
-from rota.runtime.ranks import facts as module
-from rota.runtime.ranks.facts import difference, facts
+from rota.runtime.ranks import meeting as module
+from rota.runtime.ranks.meeting import difference, facts
 
 
 def model_in(folder: Path, weights: bytes = b"w" * 500_000, config: str = "{}") -> EngineConfig:

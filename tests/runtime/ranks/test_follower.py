@@ -13,8 +13,7 @@ from rota.core.errors import EngineDiedError
 from rota.core.plan import StepPlan, StepResult
 from rota.runtime.pulse import Pulse
 from rota.runtime.ranks.follower import LEADERLESS, replay, watch_leader
-from rota.runtime.ranks.meeting import open_line
-from rota.runtime.ranks.records import CODEC, Numbered
+from rota.runtime.ranks.meeting import CODEC, Numbered, open_line
 from rota.runtime.wire import Stop
 from tests.fakes import FakeDevice, FakeTicket
 from tests.waiting import PATIENCE_S, until

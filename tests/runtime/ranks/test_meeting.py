@@ -10,12 +10,10 @@ import zmq
 
 from rota.core.config import EngineConfig
 from rota.core.errors import ConfigError, EngineDiedError
-from rota.runtime.ranks.facts import facts
 from rota.runtime.ranks.follower import arrive
 from rota.runtime.ranks.lead import agree
-from rota.runtime.ranks.meeting import Meeting, open_line
+from rota.runtime.ranks.meeting import Meeting, Welcome, facts, open_line
 from rota.runtime.ranks.processes import Job
-from rota.runtime.ranks.records import Welcome
 from tests.builders import capacity
 from tests.fakes import FakeDevice
 from tests.runtime.ranks.rank_devices import config_of

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from rota.core.errors import ConfigError
-from rota.runtime.ranks.place import torchrun_place
+from rota.runtime.ranks.processes import torchrun_place
 
 TORCHRUN = {
     "RANK": "3",

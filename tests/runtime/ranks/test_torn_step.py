@@ -6,8 +6,7 @@ import pytest
 
 from rota.core.errors import EngineDiedError
 from rota.core.plan import StepPlan
-from rota.runtime.ranks.agreement import Agreement
-from rota.runtime.ranks.leader import Leader
+from rota.runtime.ranks.lead import Agreement, Leader
 from tests.fakes import FakeDevice, FakeTicket
 
 

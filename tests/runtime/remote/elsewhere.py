@@ -13,9 +13,7 @@ import zmq
 
 from rota.core.config import EngineConfig
 from rota.runtime.lifeline import die_with
-from rota.runtime.remote.engine import RemoteEngine
-from rota.runtime.remote.invitation import Invitation, Joined, OnJoined
-from rota.runtime.remote.serve import run_invited
+from rota.runtime.remote.engine import Invitation, Joined, OnJoined, RemoteEngine, run_invited
 from rota.runtime.service import BuildDevice
 
 HOST = "127.0.0.1"

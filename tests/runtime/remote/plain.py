@@ -7,22 +7,22 @@ from collections.abc import Callable
 import pytest
 import zmq
 
-from rota.runtime.remote import keys
+from rota.runtime.remote import line
 from tests.fakes import FakeDevice
 
 
-def listen(socket: zmq.Socket[bytes], _: keys.KeyPair, host: str) -> str:
+def listen(socket: zmq.Socket[bytes], _: line.KeyPair, host: str) -> str:
     socket.bind(f"tcp://{host}:*")
     return socket.get_string(zmq.LAST_ENDPOINT)
 
 
-def connect(socket: zmq.Socket[bytes], _: keys.KeyPair, address: str, __: str) -> None:
+def connect(socket: zmq.Socket[bytes], _: line.KeyPair, address: str, __: str) -> None:
     socket.connect(address)
 
 
 def speak_plainly(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(keys, "listen", listen)
-    patch.setattr(keys, "connect", connect)
+    patch.setattr(line, "listen", listen)
+    patch.setattr(line, "connect", connect)
 
 
 def arrive() -> PlainDevice:

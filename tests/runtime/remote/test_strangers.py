@@ -11,9 +11,7 @@ import pytest
 import zmq
 
 from rota.core.events import FinishReason
-from rota.runtime.remote.keys import KeyPair
-from rota.runtime.remote.line import GuardedLine
-from rota.runtime.remote.strangers import QUIET_S, StrangerLog, Visitors
+from rota.runtime.remote.line import QUIET_S, GuardedLine, KeyPair, StrangerLog, Visitors
 from tests.builders import submit
 from tests.runtime.remote.elsewhere import HOST, Elsewheres
 from tests.runtime.remote.intruders import (

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rota.runtime.replicas.states import joint_state
+from rota.runtime.replicas.roster import joint_state
 from rota.runtime.service import Phase, ServiceState
 from tests.builders import capacity
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rota.runtime.room.job import Bounds, Job, Kind
-from rota.runtime.room.waiting import Waiting
+from rota.runtime.room.room import Waiting
 
 
 def work(_tools: object, part: bytes) -> bytes:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from rota.core.ids import BASE
 from rota.core.request import Request
 from rota.policy.routing import Choice, ReplicaView, route
-from rota.runtime.routing.books import ReplicaBooks
-from rota.runtime.routing.prefix_index import ENDS, PrefixIndex
-from rota.runtime.routing.router import Router
+from rota.runtime.routing.replica_state import ReplicaBooks
+from rota.runtime.routing.router import ENDS, PrefixIndex, Router
 
 
 class PlainlyChecked(Router):

@@ -24,7 +24,7 @@ from rota.core.events import (
 )
 from rota.core.ids import BASE, AdapterId, RequestId, Slot
 from rota.policy.routing import Choice, Prices, RouteReason
-from rota.runtime.routing.columns import BUSY, IN_HOST, IN_SLOT, Columns
+from rota.runtime.routing.replica_state import BUSY, IN_HOST, IN_SLOT, Columns
 from rota.runtime.routing.router import Router
 from tests.builders import request
 from tests.counting import calls_in

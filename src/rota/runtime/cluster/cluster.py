@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import logging
+import os
+import queue
+import subprocess
+import sys
+import tempfile
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from itertools import count
+from multiprocessing.connection import Pipe
 
 from rota.core.errors import ConfigError
-from rota.runtime.cluster.driver_process import DriverProcess
-from rota.runtime.cluster.needs import Need, Sight, waiting
-from rota.runtime.cluster.place import Desk, Place
+from rota.runtime.children import deaf_children
+from rota.runtime.cluster.joining import in_one_line
 from rota.runtime.cluster.records import (
     Away,
     Began,
@@ -20,12 +28,176 @@ from rota.runtime.cluster.records import (
     Job,
     Leave,
     Listens,
+    Need,
     Order,
     Orders,
     Seen,
+    Sight,
     Silent,
     Told,
+    waiting,
 )
+from rota.runtime.lifeline import tied
+from rota.runtime.remote.engine import Invitation, OnJoined
+
+# ── driver process ──────────────────────────────────────────────────────────────────────────────────────────────────
+# The front's handle to its driver: a program that ends with the front, and a line to it.
+
+# A driver that has closed its line ends in a moment.
+_END_S = 5.0
+
+
+class DriverProcess:
+    """The thread that starts it must live as long as the driver, which Linux kills with that thread."""
+
+    def __init__(self, address: str) -> None:
+        self._line, theirs = Pipe()
+        # Ray's own lines are not the server's.
+        self._words = tempfile.TemporaryFile()  # noqa: SIM115, closed by `close`
+        paths = os.pathsep.join(os.path.abspath(path) for path in sys.path if path)
+        environ = os.environ | {"PYTHONPATH": paths, "RAY_USAGE_STATS_ENABLED": "0"}
+        self._orders: queue.SimpleQueue[Orders | None] = queue.SimpleQueue()
+        command = [sys.executable, "-m", "rota.runtime.cluster", str(theirs.fileno()), address]
+        with theirs, deaf_children():
+            self._process = subprocess.Popen(
+                tied(command),
+                env=environ,
+                cwd="/",  # Ray would have the engines look for modules in the front's folder
+                stdin=subprocess.DEVNULL,
+                stdout=self._words,
+                stderr=self._words,
+                pass_fds=[theirs.fileno()],
+            )
+        # A driver that waits for the cluster's head reads nothing meanwhile, and no thread here may wait for that.
+        self._sender = threading.Thread(target=self._send_all, name="rota-orders", daemon=True)
+        self._sender.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, record: Orders) -> None:
+        """From any thread, without waiting. A driver that is gone is heard of by `hear`."""
+        self._orders.put(record)
+
+    def _send_all(self) -> None:
+        with suppress(OSError):
+            for record in iter(self._orders.get, None):
+                self._line.send(record)
+
+    def hear(self) -> Told | None:
+        """Wait for what the driver tells; None once it is gone."""
+        try:
+            told: Told = self._line.recv()
+        except (EOFError, OSError):
+            return None
+        return told
+
+    def last_words(self) -> str:
+        """What the driver wrote last, in one line, for a reason that names no other."""
+        size = self._words.seek(0, os.SEEK_END)
+        self._words.seek(max(0, size - 2000))
+        lines = self._words.read().decode("utf-8", "replace").splitlines()
+        return in_one_line(next((line for line in reversed(lines) if line.strip()), ""))
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def close(self) -> None:
+        """After the last word was heard."""
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._orders.put(None)
+        self._sender.join()
+        self._line.close()
+        self._words.close()
+
+
+# ── place ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# A place is where one engine runs on the cluster, from the order to its end, as a supervisor's watch looks at it.
+
+# A place on a machine that is idle is found within seconds; longer than this it is waited for.
+_SOON_S = 5.0
+# As of a process that was killed.
+_KILLED = -9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Desk:
+    """What a place asks of the cluster."""
+
+    order: Callable[[Place], None]
+    cancel: Callable[[Place], None]
+    waiting: Callable[[Need], str]  # why there is no place
+
+
+class Place:
+    """Ended at once when it is killed: the front does not wait for what Ray still does for that."""
+
+    def __init__(self, desk: Desk, need: Need, job: Job) -> None:
+        self.need, self.job = need, job
+        self.invitation: Invitation | None = None
+        self.node = ""  # where it runs, once it does
+        self.ending = ""
+        self.exitcode: int | None = None
+        self.is_refused = False
+        self._desk = desk
+        self._on_joined: OnJoined | None = None
+        self._ordered_at = 0.0
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self.sentinel, self._signal = os.pipe()
+
+    @property
+    def is_over(self) -> bool:
+        return self._over.is_set()
+
+    @property
+    def waiting(self) -> str:
+        """Why it has not begun; empty once it has, and while that may take a moment."""
+        if self.node or self.is_over or time.monotonic() < self._ordered_at + _SOON_S:
+            return ""
+        return self._desk.waiting(self.need)
+
+    def start(self, invitation: Invitation, on_joined: OnJoined) -> None:
+        self.invitation, self._on_joined = invitation, on_joined
+        self._ordered_at = time.monotonic()
+        self._desk.order(self)
+
+    def kill(self) -> None:
+        self.end(Ended(number=0, exit_code=_KILLED))
+        self._desk.cancel(self)
+
+    def join(self, timeout: float | None = None) -> None:
+        self._over.wait(timeout)
+
+    def note(self, told: Began | Listens | Ended) -> None:
+        match told:
+            case Began(_, node):
+                self.node = node
+            case Listens(_, joined) if self._on_joined and not self.is_over:
+                self._on_joined(joined)
+            case Ended():
+                self.end(told)
+
+    def end(self, ended: Ended) -> None:
+        """The first end counts."""
+        with self._lock:
+            if self.is_over:
+                return
+            self.exitcode, self.ending, self.is_refused = ended.exit_code, ended.why, ended.is_refused
+            self._over.set()
+            os.write(self._signal, b".")
+
+    def close(self) -> None:
+        """No watch looks at it any more."""
+        self.end(Ended(number=0))
+        os.close(self._signal)
+        os.close(self.sentinel)
+
 
 LOG = logging.getLogger("rota.cluster")
 

@@ -6,16 +6,156 @@ Everything that it has placed ends with it, by Ray's own rule, and it ends with 
 from __future__ import annotations
 
 import asyncio
+import os
+import pickle
+import queue
+import threading
+from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import version
 from multiprocessing.connection import Connection
 from typing import Any
 
-from rota.runtime.cluster.endings import ending_of
-from rota.runtime.cluster.host import EngineHost
-from rota.runtime.cluster.joining import join
-from rota.runtime.cluster.looks import Lookout, Whereabouts
-from rota.runtime.cluster.needs import Sight
-from rota.runtime.cluster.records import Away, Began, Cancel, Connected, Ended, Leave, Order, Seen, Silent, Told
+from rota.core.config import EngineConfig
+from rota.runtime.cluster.joining import in_one_line, join, own_versions, unlike, unlike_files
+from rota.runtime.cluster.records import (
+    Away,
+    Began,
+    Cancel,
+    Connected,
+    Ended,
+    Leave,
+    Listens,
+    Node,
+    Order,
+    Seen,
+    Sight,
+    Silent,
+    Told,
+)
+from rota.runtime.remote.engine import Joined, run_invited
+from rota.runtime.service import BuildDevice, explain
+
+# ── looks ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# A lookout sees which machines the cluster has, what is free on them, and on which of them an engine was placed.
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """The machine of a placed engine, and whether it still lives; no name: it was never placed."""
+
+    node: str = ""
+    is_alive: bool = False
+
+
+class Lookout:
+    """Asks the cluster's head, and waits for its answer."""
+
+    def __init__(self, ray: Any) -> None:
+        self._ray = ray
+        self._own = str(ray.get_runtime_context().get_node_id())
+
+    def look(self) -> Sight | None:
+        """What there is; None if this machine is no part of the cluster any more."""
+        alive = [node for node in self._ray.nodes() if node["Alive"]]
+        if not any(node["NodeID"] == self._own for node in alive):
+            return None
+        nodes = sorted((node["NodeManagerAddress"], *_devices(node["Resources"])) for node in alive)
+        return Sight(tuple(Node(*node) for node in nodes), *_devices(self._ray.available_resources()))
+
+    def find(self, group: Any) -> Whereabouts:
+        """Where a placement group has its bundle."""
+        from ray.util.placement_group import placement_group_table
+
+        placed = placement_group_table(group).get("bundles_to_node_id", {}).get(0, "")
+        for node in self._ray.nodes():
+            if node["NodeID"] == placed:
+                return Whereabouts(node["NodeManagerAddress"], node["Alive"])
+        return Whereabouts()
+
+
+def _devices(resources: dict[str, float]) -> tuple[int, int]:
+    """GPUs and processors, as whole numbers: no replica has a part of one."""
+    return int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
+
+
+# ── endings ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# How an engine on the cluster ended, from what Ray says of its actor.
+
+# What a machine says that cannot import what an engine is made of.
+_LACKS = "No module named"
+
+
+def ending_of(number: int, error: Exception, where: Whereabouts) -> Ended:
+    """An actor that failed or died; `where` it was."""
+    words = str(error)
+    node = where.node or "?"
+    if f"{_LACKS} 'rota" in words:
+        why = f"Node {node} has no Rota that fits: pip install 'rota[ray]=={version('rota')}' there."
+        return Ended(number=number, why=why, is_refused=True)
+    if _LACKS in words:
+        lacking = words.split(_LACKS, 1)[1].split("'")[1]
+        why = f"Node {node} has no module {lacking}, of which this server's engines are made."
+        return Ended(number=number, why=why, is_refused=True)
+    if where.node and not where.is_alive:
+        return Ended(number=number, why=f"Node {node} of the Ray cluster is gone.")
+    if "unavailable" in words:  # most likely for the same reason, which the head has not found out yet
+        return Ended(number=number, why=f"Node {node} of the Ray cluster does not answer.")
+    return Ended(number=number, why=f"The engine's actor on node {node} ended: {in_one_line(words)}")
+
+
+# ── host ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# A host runs one engine on its machine of the cluster; Ray makes an actor of it, in a process of its own.
+
+Records = queue.SimpleQueue[Listens | Ended]
+
+
+class EngineHost:
+    """`check` comes first: it takes nothing that only equal versions could read."""
+
+    def __init__(self) -> None:
+        import ray
+
+        self._address = str(ray.util.get_node_ip_address())
+
+    def check(self, versions: dict[str, str]) -> str:
+        """Why this machine cannot run an engine of this front; empty if it can."""
+        return unlike(self._address, versions, own_versions())
+
+    def run(self, order: Order) -> Iterator[Listens | Ended]:
+        """The engine's life: where it listens, then how it ended."""
+        _set_threads(order.job.threads)
+        build_device, config = pickle.loads(order.job.engine)
+        if refusal := unlike_files(self._address, order.job.facts, config):
+            yield Ended(number=order.number, why=refusal, is_refused=True)
+            return
+        told: Records = queue.SimpleQueue()
+        # The engine's process ends with the thread that starts it, so one thread does nothing else.
+        serve = threading.Thread(target=self._serve, args=(order, build_device, config, told), name="rota-host")
+        serve.start()
+        is_over = False
+        while not is_over:
+            yield (record := told.get())
+            is_over = isinstance(record, Ended)
+
+    def _serve(self, order: Order, build_device: BuildDevice, config: EngineConfig, told: Records) -> None:
+        def listens(joined: Joined) -> None:
+            told.put(Listens(order.number, joined))
+
+        try:
+            code = run_invited(build_device, config, order.invitation, self._address, listens)
+            told.put(Ended(number=order.number, exit_code=code))
+        except Exception as error:  # the border of a thread: the front must hear why there is no engine
+            told.put(Ended(number=order.number, exit_code=1, why=explain(error)))
+
+
+def _set_threads(threads: int | None) -> None:
+    """Ray sets the variable to the reserved processors, and to one without any; an engine on a GPU may use them all."""
+    os.environ.pop("OMP_NUM_THREADS", None)
+    if threads is not None:
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+
 
 # How often a cluster that is away is asked again, and one that is there is looked at.
 _AGAIN_S, _LOOK_S = 1.0, 1.0

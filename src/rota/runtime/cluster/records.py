@@ -1,11 +1,104 @@
-"""What the front tells its driver, and what the driver tells the front."""
+"""What the front and its driver say to each other, and what an engine needs of a machine."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rota.runtime.cluster.needs import Need, Sight
-from rota.runtime.remote.invitation import Invitation, Joined
+from rota.core.config import ModelConfig
+from rota.runtime.remote.engine import Invitation, Joined
+
+# ── needs ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# What a replica needs of a machine, what the cluster has, and how many replicas that holds.
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """The devices of one replica, all on one machine: GPUs, or processors if there are no GPUs in it."""
+
+    gpus: int = 0
+    cpus: int = 0
+
+    def __str__(self) -> str:
+        return _counted(self.gpus, "GPU") if self.gpus else _counted(self.cpus, "CPU")
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        """As Ray names them."""
+        return {"GPU": float(self.gpus)} if self.gpus else {"CPU": float(self.cpus)}
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A machine of the cluster, and all its devices."""
+
+    name: str
+    gpus: int = 0
+    cpus: int = 0
+
+    def holds(self, need: Need) -> int:
+        """How many replicas find room on an empty machine."""
+        return self.gpus // need.gpus if need.gpus else self.cpus // need.cpus
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """The cluster as it was last seen: its machines, and what of all devices is free."""
+
+    nodes: tuple[Node, ...] = ()
+    free_gpus: int = 0
+    free_cpus: int = 0
+
+    def holds(self, need: Need) -> int:
+        """How many replicas the whole cluster holds if no other program uses it."""
+        return sum(node.holds(need) for node in self.nodes)
+
+    def has_room_for(self, need: Need) -> int:
+        """How many replicas find room now; what is free on several machines may be less than it looks."""
+        return self.free_gpus // need.gpus if need.gpus else self.free_cpus // need.cpus
+
+    def most_on_one(self, need: Need) -> int:
+        """How many replicas may share one machine."""
+        return max([1, *(node.holds(need) for node in self.nodes)])
+
+    def described(self, need: Need) -> str:
+        """What there is of the kind of device that is needed, by machine."""
+        kind = "GPU" if need.gpus else "CPU"
+        counts = [(node.name, node.gpus if need.gpus else node.cpus) for node in self.nodes]
+        listed = ", ".join(f"{_counted(count, kind)} on {name}" for name, count in counts if count)
+        return f"{listed} ({self.free_gpus if need.gpus else self.free_cpus} free)" if listed else f"no {kind}"
+
+
+def need_of(config: ModelConfig, sight: Sight) -> Need:
+    """What one replica needs. Without a number of threads it takes a whole machine, the smallest one."""
+    has_gpus = any(node.gpus for node in sight.nodes)
+    if config.device == "cuda" or (config.device == "auto" and has_gpus):
+        return Need(gpus=config.tensor_parallel_size)
+    if config.cpu_threads != "auto":
+        return Need(cpus=config.cpu_threads * config.tensor_parallel_size)
+    return Need(cpus=min((node.cpus for node in sight.nodes if node.cpus), default=1))
+
+
+def shortage(need: Need, replicas: int, sight: Sight) -> str:
+    """Why the cluster cannot hold so many replicas, ever; empty if it can."""
+    if sight.holds(need) >= replicas:
+        return ""
+    wanted = f"One replica needs {need} on one machine"
+    if replicas > 1:
+        wanted = f"{replicas} replicas are asked for, and each needs {need} on one machine"
+    return f"{wanted}; the cluster has {sight.described(need)}."
+
+
+def waiting(need: Need, sight: Sight) -> str:
+    """Why a replica has not begun."""
+    return f"It has no place to run: it needs {need} on one machine, and the cluster has {sight.described(need)}."
+
+
+def _counted(count: int, kind: str) -> str:
+    return f"1 {kind}" if count == 1 else f"{count} {kind}s"
+
+
+# ── records ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# What the front tells its driver, and what the driver tells the front.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""A follower replays the leader's plans on its own device, until the leader says `Stop` or is gone."""
+"""A follower replays the leader's plans on its own device, through all restarts, until the leader says `Stop`."""
 
 from __future__ import annotations
 
@@ -15,21 +15,33 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from rota.core.errors import ConfigError, EngineDiedError
+from rota.core.config import EngineConfig
+from rota.core.errors import ConfigError, EngineDiedError, EngineLostError
 from rota.core.messages import Message
 from rota.policy.step_times import StepTimes
-from rota.runtime.heap import freeze_heap
+from rota.runtime.children import freeze_heap
 from rota.runtime.patience import LINGER_S
-from rota.runtime.progress import listen_for_progress, tell_progress
 from rota.runtime.pulse import BEAT_S, Pulse
-from rota.runtime.ranks.facts import facts
-from rota.runtime.ranks.meeting import Socket, open_line
-from rota.runtime.ranks.processes import Job
-from rota.runtime.ranks.records import CODEC, Hello, Numbered, Refused, Welcome
+from rota.runtime.ranks.meeting import (
+    CODEC,
+    MEET_S,
+    Hello,
+    MakeDevice,
+    Numbered,
+    Refused,
+    Socket,
+    Welcome,
+    facts,
+    open_line,
+)
+from rota.runtime.ranks.processes import FollowerProcess, Job, Place
 from rota.runtime.service import explain
-from rota.runtime.trials import know_trials
+from rota.runtime.start import know_trials, listen_for_progress, tell_progress
 from rota.runtime.wire import Failed, Outbox, Ready, Stop
 from rota.runtime.world import Device
+
+# ── follower ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# A follower replays the leader's plans on its own device, until the leader says `Stop` or is gone.
 
 # How a follower's process ends: as told, because of an error, because of what was asked, because its leader is gone.
 STOPPED, FAILED, REFUSED, LEADERLESS = 0, 1, 2, 75  # EX_TEMPFAIL in <sysexits.h>
@@ -151,3 +163,23 @@ def replay(device: Device[Any], plans: Socket, pulse: Pulse, depth: int = 2) -> 
         in_flight.append(device.submit(record.plan))
         if len(in_flight) > depth:
             collect()
+
+
+# ── attend ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# A rank that torchrun has started follows rank 0 through all restarts, until rank 0 ends.
+
+# Rank 0 starts its engine again within seconds of its end, but may wait for the silence of a rank before that.
+AGAIN_S = 60.0
+
+
+def attend(make_device: MakeDevice, config: EngineConfig, place: Place, again_s: float = AGAIN_S) -> None:
+    """Returns when rank 0 has stopped; raises when rank 0 does not come back or wants nothing of this rank.
+
+    Each life is a process of its own: a device that has lost its group cannot join another.
+    """
+    config = replace(config, rank=place.rank, device_number=place.device_number, local_ranks=place.local_ranks)
+    job = Job(make_device=make_device, config=config, address=place.address, meet_s=MEET_S)
+    while (code := FollowerProcess(job).wait()) != STOPPED:
+        if code == REFUSED:
+            raise EngineLostError(f"Rank {place.rank} does not follow rank 0 any more.")
+        job = replace(job, meet_s=again_s)

@@ -1,31 +1,334 @@
-"""Rank 0 brings the ranks together: it starts or awaits the others, meets them, builds with them, and leads."""
+"""Rank 0 brings the ranks together, leads them as one device, and listens to what they say of adapters."""
 
 from __future__ import annotations
 
 import os
 import secrets
 import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Generic
 
 import zmq
 
+from rota.core.adapter import Adapter
 from rota.core.capacity import Capacity
 from rota.core.config import EngineConfig
-from rota.core.errors import ConfigError, RotaError
-from rota.runtime.last_words import end_with
-from rota.runtime.patience import Patience
-from rota.runtime.ranks.agreement import Agreement
-from rota.runtime.ranks.facts import facts
-from rota.runtime.ranks.leader import Leader
-from rota.runtime.ranks.listener import Listener
-from rota.runtime.ranks.meeting import MEET_S, Meeting, Socket, open_line
-from rota.runtime.ranks.place import Place, torchrun_place
-from rota.runtime.ranks.processes import FollowerProcesses, Job
-from rota.runtime.ranks.records import MakeDevice
-from rota.runtime.trials import known_trials
-from rota.runtime.world import Device
+from rota.core.errors import ConfigError, EngineDiedError, RotaError
+from rota.core.grammar import Grammar
+from rota.core.ids import AdapterId
+from rota.core.messages import AdapterFailed, AdapterFetched, AdapterReady, Message
+from rota.core.plan import StepPlan, StepResult
+from rota.core.stages import Stage
+from rota.runtime.patience import Patience, Silence
+from rota.runtime.pulse import BEAT_S
+from rota.runtime.ranks.meeting import MEET_S, MakeDevice, Meeting, Socket, facts, open_line
+from rota.runtime.ranks.processes import FollowerProcesses, Job, Place, torchrun_place
+from rota.runtime.start import EndWith, end_with, known_trials
+from rota.runtime.wire import Alive, Building, Failed, Ready, decode
+from rota.runtime.world import ChecksAdapters, Device, FollowsGrammars, Ticket, stages_of
+
+# ── agreement ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# Ranks agree on adapters: what the scheduler hears of an adapter is what all ranks have said.
+#
+# Rank 0 may have read an adapter that another rank cannot read, and its own copy into a slot says nothing of the
+# others.
+
+Outcome = AdapterFetched | AdapterReady | AdapterFailed
+Post = Callable[[Message], None]
+
+
+@dataclass(slots=True)
+class Order:
+    """An adapter is to be read, or copied into a slot, by every rank."""
+
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    is_told: bool = False
+
+    @property
+    def failures(self) -> list[tuple[int, AdapterFailed]]:
+        return [(rank, said) for rank, said in sorted(self.outcomes.items()) if isinstance(said, AdapterFailed)]
+
+
+class Agreement:
+    """Each order ends in one message, once every rank has said how its own part ended; from any thread."""
+
+    def __init__(self, ranks: Collection[int]) -> None:
+        self._ranks = frozenset(ranks)
+        self._lock = threading.Lock()
+        self._post: Post | None = None
+        self._reads: dict[AdapterId, deque[Order]] = {}
+        self._copies: dict[AdapterId, deque[Order]] = {}
+        self._to_forget: list[AdapterId] = []
+
+    def listen(self, post: Post) -> None:
+        """Tell what was agreed through `post`; it replaces the one given before."""
+        self._post = post
+
+    def order(self, plan: StepPlan) -> StepPlan:
+        """Expect the outcomes of a plan, before any rank has the plan; gives the plan with what must be forgotten."""
+        with self._lock:
+            for adapter in plan.reads:
+                self._reads.setdefault(adapter.adapter_id, deque()).append(Order())
+            for load in plan.loads:
+                self._copies.setdefault(load.adapter_id, deque()).append(Order())
+            forgotten, self._to_forget = self._to_forget, []
+        return replace(plan, drops=(*plan.drops, *forgotten)) if forgotten else plan
+
+    def note(self, rank: int, message: Message) -> None:
+        """A rank has done its part of an order, or could not. A rank's outcomes come in the order of its orders."""
+        assert isinstance(message, Outcome), "a device tells only of adapters"
+        with self._lock:
+            for orders in self._kinds(message):
+                waiting = orders.get(message.adapter_id, ())
+                if order := next((order for order in waiting if rank not in order.outcomes), None):
+                    order.outcomes[rank] = message
+                    return self._settle(orders, message.adapter_id, order)
+
+    def _kinds(self, message: Outcome) -> Iterable[dict[AdapterId, deque[Order]]]:
+        """Which orders a message may be of. A failure is that of a read if a read is under way."""
+        match message:
+            case AdapterFetched():
+                return (self._reads,)
+            case AdapterReady():
+                return (self._copies,)
+            case AdapterFailed():
+                return (self._reads, self._copies)
+
+    def _settle(self, orders: dict[AdapterId, deque[Order]], adapter_id: AdapterId, order: Order) -> None:
+        is_complete = order.outcomes.keys() == self._ranks
+        if is_complete:
+            orders[adapter_id].popleft()  # each rank speaks in order, so the oldest order is the first to be complete
+            if not orders[adapter_id]:
+                del orders[adapter_id]
+        if is_complete and orders is self._reads and 0 < len(order.failures) < len(self._ranks):
+            # Before the scheduler hears: the plan that orders the next read must also drop what some have read.
+            self._to_forget.append(adapter_id)
+        # A copy that failed is told at once: a step may have used its slot, and must not be taken for the adapter's.
+        has_failed = orders is self._copies and bool(order.failures)
+        if (is_complete or has_failed) and not order.is_told:
+            order.is_told = True
+            assert self._post is not None, "`listen` is called before the first plan"
+            self._post(_agreed(order))
+
+
+def _agreed(order: Order) -> Outcome:
+    """The failure of the first rank that failed, or the word of the last that was ready.
+
+    The longest copy counts, and so do the most pages.
+    """
+    if order.failures:
+        rank, failure = order.failures[0]
+        return replace(failure, reason=f"Rank {rank}: {failure.reason}") if rank else failure
+    last = max(order.outcomes.values(), key=lambda outcome: outcome.at)
+    if isinstance(last, AdapterReady):
+        copies = (said.copy_s for said in order.outcomes.values() if isinstance(said, AdapterReady))
+        return replace(last, copy_s=max(copies))
+    if isinstance(last, AdapterFetched):
+        reads = [one for _, one in sorted(order.outcomes.items()) if isinstance(one, AdapterFetched)]
+        return replace(
+            last,
+            pages=max(one.pages for one in reads),
+            matrices=max(one.matrices for one in reads),
+            size_bytes=sum(one.size_bytes for one in reads),
+            seals=tuple(seal for one in reads for seal in one.seals),
+        )
+    return last
+
+
+# ── listener ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# The leader listens to its followers in a thread: what they say of adapters, and whether they are still there.
+
+# A process that ended may have left its last words in the socket.
+_LOOK_S, _LATE_S = 0.2, 0.05
+_KILLED_S = 0.3
+# A device that fails because another rank is gone fails at once, and the thread below hears why a moment later.
+_REASON_S = 2.0
+
+
+class Listener:
+    """Owns the socket of reports. `end` is called in its thread, with the reason why the ranks cannot go on."""
+
+    def __init__(
+        self,
+        socket: Socket,
+        names: Mapping[bytes, int],
+        agreement: Agreement,
+        processes: FollowerProcesses,
+        end: EndWith,
+        patience: Patience,
+    ) -> None:
+        self._socket = socket
+        self._names = names
+        self._agreement = agreement
+        self._processes = processes
+        self._end = end
+        self._silences = {rank: Silence(patience) for rank in names.values()}
+        self._capacities: dict[int, Capacity] = {}
+        self._changed = threading.Condition()
+        self._lost = ""
+        self._is_closing = threading.Event()
+        self._thread = threading.Thread(target=self._listen, name="rota-ranks", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def capacities(self) -> dict[int, Capacity]:
+        """What the followers can hold; waits until all have built. A follower that takes too long is lost."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._lost or len(self._capacities) == len(self._silences))
+        self.check()
+        return self._capacities
+
+    def check(self, wait_s: float = 0.0) -> None:
+        """Raise if a follower is lost."""
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._lost), wait_s)
+        if self._lost:
+            raise EngineDiedError(self._lost)
+
+    def check_after_failure(self) -> None:
+        """As `check`, when the device has failed: a follower that is lost is the better reason."""
+        self.check(_REASON_S)
+
+    def close(self) -> None:
+        self._is_closing.set()
+        self._thread.join()
+
+    def _listen(self) -> None:
+        while not self._is_closing.is_set() and not self._lost:
+            complaint = self._processes.complaint()
+            self._hear_all(_LATE_S if complaint else _LOOK_S)
+            complaint = complaint or self._silent()
+            if complaint and not self._is_closing.is_set():
+                self._lose(complaint)
+        self._socket.close()
+
+    def _hear_all(self, wait_s: float) -> None:
+        began_at = time.monotonic()
+        while self._socket.poll(int(wait_s * 1000.0)):
+            name, packet = self._socket.recv_multipart()
+            if name in self._names:
+                self._hear(self._names[name], decode(packet))
+            wait_s = 0.0
+        for silence in self._silences.values():
+            silence.spend(min(_LOOK_S, time.monotonic() - began_at))
+
+    def _hear(self, rank: int, records: list[Any]) -> None:
+        self._silences[rank].hear(records)
+        for record in records:
+            match record:
+                case Ready(capacity):
+                    with self._changed:
+                        self._capacities[rank] = capacity
+                        self._changed.notify_all()
+                case Failed(reason):
+                    # A rank that is killed makes those fail that compute with it, and they may be heard first.
+                    self._lose(self._processes.killed(_KILLED_S) or f"Rank {rank}: {reason}")
+                case Building() | Alive():
+                    pass
+                case message:
+                    self._agreement.note(rank, message)
+
+    def _silent(self) -> str:
+        """A rank that hangs makes those wait that compute with it, so all silent ranks are named."""
+        complaint = next(filter(None, (silence.complaint for silence in self._silences.values())), "")
+        if not complaint:
+            return ""
+        silent = [str(rank) for rank, silence in self._silences.items() if silence.left_s < 2 * BEAT_S]
+        return f"No word from rank {' and '.join(silent)}. {complaint}"
+
+    def _lose(self, reason: str) -> None:
+        if self._lost or self._is_closing.is_set():
+            return
+        with self._changed:
+            self._lost = reason
+            self._changed.notify_all()
+        self._processes.kill()  # else a device that waits for a rank that hangs would wait for ever
+        self._end(reason)
+
+
+# ── leader ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# The leader is a device: every plan goes to the followers first and then to its own engine.
+
+
+class Leader(Generic[Ticket]):
+    """Rank 0's device and, behind it, those of all other ranks. The loop does not know."""
+
+    def __init__(
+        self,
+        device: Device[Ticket],
+        capacity: Capacity,
+        meeting: Meeting,
+        agreement: Agreement,
+        listener: Listener,
+        hang_up: Callable[[], None],
+    ) -> None:
+        self._device = device
+        self._capacity = capacity
+        self._meeting = meeting
+        self._agreement = agreement
+        self._listener = listener
+        self._hang_up = hang_up
+        self._is_torn = False
+
+    @property
+    def capacity(self) -> Capacity:
+        return self._capacity
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """Rank 0's: no rank is ready before the others."""
+        return stages_of(self._device)
+
+    def listen(self, post: Callable[[Message], None]) -> None:
+        self._agreement.listen(post)
+        self._device.listen(partial(self._agreement.note, 0))
+
+    def check(self, adapter: Adapter) -> str:
+        """Rank 0's files speak for all: a rank that cannot read the adapter says so when it does."""
+        return self._device.check(adapter) if isinstance(self._device, ChecksAdapters) else ""
+
+    def prepare(self, grammar: Grammar, then: Callable[[], None]) -> bool:
+        """Rank 0 alone follows grammars."""
+        return isinstance(self._device, FollowsGrammars) and self._device.prepare(grammar, then)
+
+    def submit(self, plan: StepPlan) -> Ticket:
+        self._listener.check()
+        if self._is_torn:
+            raise EngineDiedError("A step was interrupted on rank 0 and not on the others; start all ranks again.")
+        plan = self._agreement.order(plan)
+        self._is_torn = True  # Ctrl-C may come between the two
+        try:
+            self._meeting.send_plan(plan)
+            ticket = self._device.submit(plan)
+        except Exception:  # whatever it is, it goes on; but a follower that is lost is the better reason
+            self._listener.check_after_failure()
+            raise
+        self._is_torn = False
+        return ticket
+
+    def collect(self, ticket: Ticket) -> StepResult:
+        try:
+            return self._device.collect(ticket)
+        except Exception:  # as above
+            self._listener.check_after_failure()
+            raise
+
+    def close(self) -> None:
+        """Let the followers end; no plan may follow."""
+        self._listener.close()
+        self._meeting.dismiss()
+        self._hang_up()
+
+
+# ── lead ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# Rank 0 brings the ranks together: it starts or awaits the others, meets them, builds with them, and leads.
 
 _HERE = "127.0.0.1"
 # Ranks may have found different amounts of these; the ledgers then use the least. All else must be equal.

@@ -1,21 +1,150 @@
-"""The meeting: rank 0 waits until every rank has arrived, compares what they bring, and lets them build."""
+"""The meeting: rank 0 waits until every rank has arrived with the same facts; and what ranks say to each other."""
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass, fields
+from importlib import metadata
+from pathlib import Path
+from typing import Any
 
 import zmq
 
+from rota.core.config import EngineConfig
 from rota.core.errors import ConfigError, EngineDiedError
 from rota.core.plan import StepPlan
 from rota.runtime.patience import LINGER_S
-from rota.runtime.progress import tell_progress
-from rota.runtime.ranks.facts import difference
-from rota.runtime.ranks.records import CODEC, Hello, Numbered, Refused, Welcome
-from rota.runtime.wire import Stop, open_socket
+from rota.runtime.start import tell_progress
+from rota.runtime.wire import Codec, Stop, open_socket
+from rota.runtime.world import Device
+
+# ── records ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# What ranks say to each other.
+#
+# meeting   follower ── Hello ──────────────────────────▶ leader
+#           follower ◀── Welcome, or Refused ──────────── leader
+# serving   follower ◀── Numbered …, Stop ─────────────── leader
+#           follower ── Building, Ready, Alive, Adapter…, Failed ──▶ leader    (runtime/wire.py, over a second socket)
+
+# Builds the device of one rank; the config says which.
+MakeDevice = Callable[[EngineConfig], Device[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """A follower has arrived, with what must be the same on all ranks."""
+
+    rank: int
+    size: int
+    secret: str
+    facts: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Welcome:
+    """All ranks have arrived and are alike: build."""
+
+    meeting: str  # where the engines find each other
+    reports: str  # where the leader hears its followers
+    name: bytes  # by which the leader knows this follower there
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The ranks cannot work together."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Numbered:
+    """A plan; the first has the number 1. A follower that misses one computes another model from then on."""
+
+    number: int
+    plan: StepPlan
+
+
+CODEC = Codec(Hello, Welcome, Refused, Numbered, Stop)
+
+
+# ── facts ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# Facts are what must be the same on all ranks, and on all machines: versions, flags and the model's files.
+
+# As installed: their versions change what a step computes, or what ranks tell each other.
+_LIBRARIES = ("rota", "torch", "triton", "flashinfer-python")
+# Folders differ between machines; what lies in them is compared. Only rank 0 loads the adapters to start with.
+_MAY_DIFFER = {"model_path", "lora_paths"}
+_WEIGHTS = (".safetensors", ".gguf", ".bin", ".index.json")
+# Of each file so many pieces are read: another fine-tune differs everywhere, and a whole file may have 100 GB.
+_PIECES, _PIECE_BYTES = 64, 4096
+
+
+def facts(config: EngineConfig) -> dict[str, str]:
+    """By name, each as a word."""
+    return {**dict(_versions()), **dict(_flags(config)), **dict(_files(config))}
+
+
+def difference(own: dict[str, str], others: dict[int, dict[str, str]]) -> str:
+    """Which ranks differ from rank 0 in what, as a sentence; empty if none does."""
+    found = [one for rank, theirs in sorted(others.items()) for one in compared("rank 0", own, f"rank {rank}", theirs)]
+    return f"All ranks must have the same model, flags and versions: {'; '.join(found)}." if found else ""
+
+
+def compared(us: str, own: dict[str, str], them: str, theirs: dict[str, str]) -> list[str]:
+    """What differs between two, each difference as a clause with both values."""
+    return [
+        f"{them} has {theirs.get(name, 'nothing')} for {name}, and {us} has {own.get(name, 'nothing')}"
+        for name in sorted(own.keys() | theirs.keys())
+        if own.get(name) != theirs.get(name)
+    ]
+
+
+def versions(*others: str) -> dict[str, str]:
+    """Of Rota and the libraries that decide what a step computes, and of other libraries."""
+    return dict(_versions(others))
+
+
+def _versions(others: Iterable[str] = ()) -> Iterator[tuple[str, str]]:
+    for name in (*_LIBRARIES, *others):
+        for found in metadata.distributions(name=name):
+            yield f"the version of {name}", found.version
+
+
+def _flags(config: EngineConfig) -> Iterator[tuple[str, str]]:
+    for section in (config.model, config.cache, config.scheduler, config.lora, config.policy):
+        for each in fields(section):
+            if each.name not in _MAY_DIFFER:
+                yield f"--{each.name.replace('_', '-')}", str(getattr(section, each.name))
+
+
+def _files(config: EngineConfig) -> Iterator[tuple[str, str]]:
+    """Digests; a folder that is missing is the engine's to refuse."""
+    path = Path(config.model.model_path or "")
+    present = sorted(path.iterdir()) if path.is_dir() else [path] if path.is_file() else []
+    yield "the model's config.json", _digest(each for each in present if each.name == "config.json")
+    if config.model.load_format != "dummy":
+        yield "the model's weights", _digest(each for each in present if each.name.endswith(_WEIGHTS))
+
+
+def _digest(paths: Iterable[Path]) -> str:
+    """Of names, sizes and pieces of the contents."""
+    digest = hashlib.sha256()
+    for path in paths:
+        size = path.stat().st_size
+        digest.update(f"{path.name}:{size}:".encode())
+        with path.open("rb") as file:
+            for start in range(0, size, max(_PIECE_BYTES, size // _PIECES)):
+                file.seek(start)
+                digest.update(file.read(_PIECE_BYTES))
+    return digest.hexdigest()[:12]
+
+
+# ── meeting ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# The meeting: rank 0 waits until every rank has arrived, compares what they bring, and lets them build.
 
 # Ranks that torchrun starts on several machines may come some time after each other.
 MEET_S = 120.0

@@ -1,23 +1,161 @@
-"""A remote engine is the supervisor's handle to an engine process on another machine."""
+"""A remote engine: the invitation that starts it on another machine, and the supervisor's handle to it."""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 import threading
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
+from typing import Protocol
 
 import zmq
 
+from rota.core.config import EngineConfig
+from rota.core.errors import EngineDiedError
+from rota.runtime.children import start_child
 from rota.runtime.patience import KILL_S, LINGER_S, Patience
-from rota.runtime.remote.invitation import Elsewhere, Invitation, Joined
+from rota.runtime.process import engine_main
 from rota.runtime.remote.line import GuardedLine
-from rota.runtime.remote.serve import LINE_LOST
-from rota.runtime.uploads import adds_upload, pieces_before
+from rota.runtime.service import BuildDevice
+from rota.runtime.spool import adds_upload, pieces_before
 from rota.runtime.watch import Death, OnEvents, OnReady, OnWaiting, Watch
 from rota.runtime.wire import Record, encode
+
+# ── invitation ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# An invitation tells an engine elsewhere where its front listens; its answer tells where the engine does.
+#
+# Only public keys travel in them. A secret key stays in the process that made it.
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """Where the front takes events: "tcp://10.0.0.1:41234", and its public key in Z85."""
+
+    events: str
+    front_key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """Where the engine takes messages, its public key in Z85, and which process on which machine it is."""
+
+    messages: str
+    engine_key: str
+    node: str
+    pid: int
+
+
+OnJoined = Callable[[Joined], None]
+
+
+class Elsewhere(Protocol):
+    """A process for one engine on another machine, from its order to its end. A watch looks at it like at a child."""
+
+    @property
+    def sentinel(self) -> int:
+        """A file that becomes readable once the process has ended, or will never begin."""
+        ...
+
+    @property
+    def exitcode(self) -> int | None:
+        """None while it runs, and also if its exit code is not known."""
+        ...
+
+    @property
+    def ending(self) -> str:
+        """Why it ended, as a sentence, if that is known here: its machine is gone, or no machine fits."""
+        ...
+
+    @property
+    def waiting(self) -> str:
+        """Why it has not begun and may not for long, as a sentence: no machine has room, or the cluster is gone. Empty
+        once it has a place, and while one is being looked for and will soon be found."""
+        ...
+
+    def start(self, invitation: Invitation, on_joined: OnJoined) -> None:
+        """Begin, without waiting; `on_joined` is called once, from another thread, when the engine listens."""
+        ...
+
+    def kill(self) -> None:
+        """End it, without waiting. Also one that has not begun."""
+        ...
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for its end, for at most so many seconds."""
+        ...
+
+
+# ── serve ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# What another machine runs for a front that invites it: today's engine process, with a guarded line to the front.
+
+# The exit code of an engine whose front is gone, or cannot be reached any more. It must not hold a GPU.
+LINE_LOST = 75
+# The answer to an invitation takes the way that the invitation took.
+_FRONT_S = 60.0
+
+
+def run_invited(
+    build_device: BuildDevice, config: EngineConfig, invitation: Invitation, host: str, tell: OnJoined
+) -> int:
+    """Run an engine until its end and return its exit code; `tell` is called once it listens at `host`.
+
+    The engine dies with the thread that calls this, and with its process.
+    """
+    answers, teller = multiprocessing.Pipe(duplex=False)
+    endpoints = InvitedEndpoints(invitation, host, teller)
+    process = multiprocessing.get_context("spawn").Process(
+        target=engine_main, args=(build_device, config, endpoints), name="rota-engine", daemon=True
+    )
+    try:
+        start_child(process)
+        teller.close()  # so that an engine that dies before its answer closes the pipe
+        with answers, suppress(EOFError):
+            tell(answers.recv())
+        process.join()
+    finally:
+        if process.pid is not None:
+            process.kill()
+            process.join(KILL_S)
+    # A process inside a broken driver may outlive even this, for a while.
+    return -signal.SIGKILL if process.exitcode is None else process.exitcode
+
+
+@dataclass(frozen=True, slots=True)
+class InvitedEndpoints:
+    """The engine's process makes its own keys, and tells the process that started it the public one."""
+
+    invitation: Invitation
+    host: str
+    teller: Connection
+
+    def open(self, context: zmq.Context[zmq.Socket[bytes]]) -> GuardedLine:
+        line = GuardedLine(context, partial(os._exit, LINE_LOST), LINGER_S)
+        address = line.listen(self.host)
+        line.expect(self.invitation.front_key)
+        self.teller.send(Joined(messages=address, engine_key=line.public_key, node=self.host, pid=os.getpid()))
+        self.teller.close()
+        # The front lets this engine in before it connects itself.
+        if not line.wait_for_guest(_FRONT_S):
+            raise EngineDiedError(f"The front did not connect within {_FRONT_S:g} seconds.")
+        line.connect(self.invitation.events, self.invitation.front_key)
+        # A socket that is closed during its handshake may drop its last words.
+        if not line.wait_until_connected(_FRONT_S):
+            raise EngineDiedError(f"The front at {self.invitation.events} could not be reached.")
+        return line
+
+    def remove(self) -> None:
+        """There is nothing on a disk."""
+
+
+# ── engine ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# A remote engine is the supervisor's handle to an engine process on another machine.
 
 # The news of an end and the last records come by different ways, and the news may be faster.
 _LATE_S = 0.5

@@ -3,16 +3,184 @@
 from __future__ import annotations
 
 import logging
+import os
+import pickle
+import socket
+import subprocess
+import sys
 import threading
+from collections import Counter, deque
+from collections.abc import Iterator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
+from multiprocessing.connection import Connection
 from typing import Any
 
+from rota.runtime.children import deaf_children
+from rota.runtime.room.confinement import without_secrets
 from rota.runtime.room.job import Job, Kind, Outcome, Prepare, Reply
-from rota.runtime.room.process import RoomProcess
-from rota.runtime.room.waiting import Waiting
+
+# ── waiting ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# Jobs wait in one queue for each key, and keys take turns.
+
+
+class Waiting:
+    """The jobs that wait, and how many run. Of the processes that a kind of jobs may have, a key leaves one to others.
+
+    A key without a waiting job of a kind may add one of any size, however many jobs of other keys wait.
+    """
+
+    def __init__(self, processes: int, only_key: str) -> None:
+        """`only_key` is the one that need not share."""
+        self._processes, self._only_key = processes, only_key
+        # In the order of turns: a key that had its turn goes to the end.
+        self._by_key: dict[str, deque[Job]] = {}
+        self._running: Counter[tuple[Kind, str]] = Counter()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._by_key.values()))
+
+    def has_room(self, job: Job) -> bool:
+        """Whether one more job may wait."""
+        alike = [one for one in self._all() if one.kind is job.kind]
+        own = [one for one in alike if one.key == job.key]
+        return not own or (job.kind.of_key.have_room(own, job.size) and job.kind.of_all.have_room(alike, job.size))
+
+    def add(self, job: Job) -> None:
+        self._by_key.setdefault(job.key, deque()).append(job)
+
+    def take(self) -> Job | None:
+        """The next job that may run. It counts as running until `finished`."""
+        for key, jobs in self._by_key.items():
+            if job := next(filter(self._may_run, jobs), None):
+                jobs.remove(job)
+                del self._by_key[key]
+                if jobs:
+                    self._by_key[key] = jobs
+                self._running[job.kind, key] += 1
+                return job
+        return None
+
+    def finished(self, job: Job) -> None:
+        self._running[job.kind, job.key] -= 1
+        if not self._running[job.kind, job.key]:
+            del self._running[job.kind, job.key]
+
+    def clear(self) -> list[Job]:
+        """Takes out all jobs that wait."""
+        jobs = list(self._all())
+        self._by_key.clear()
+        return jobs
+
+    def _may_run(self, job: Job) -> bool:
+        places = max(1, self._processes - job.kind.spares)
+        own = places if job.key == self._only_key else max(1, places - 1)
+        alike = sum(count for (kind, _), count in self._running.items() if kind is job.kind)
+        return alike < places and self._running[job.kind, job.key] < own
+
+    def _all(self) -> Iterator[Job]:
+        return (job for jobs in self._by_key.values() for job in jobs)
+
+
+# ── process ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# The side of a room's owner: one of its processes, which is replaced if it dies or does not answer.
 
 LOG = logging.getLogger("rota.room")
+
+# Python and its libraries are loaded in seconds; a busy machine may need many.
+_START_S = 60.0
+# A process keeps to its limits by itself. Only one that is stopped answers later than this.
+_STUCK_S = 2.0
+
+
+class RoomProcess:
+    """For one thread, which lives as long: Linux ends the process with it. Only `kill` is for any thread."""
+
+    def __init__(self, prepare: Prepare, argument: Any) -> None:
+        self._orders = prepare, argument
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+        self._is_ready = False
+        self._is_closed = threading.Event()
+
+    @property
+    def pid(self) -> int | None:
+        """None while it is not ready for a job."""
+        return self._process.pid if self._process and self._is_ready else None
+
+    def ready(self) -> None:
+        """Start the process, if it does not run."""
+        if self._connection is None and not self._is_closed.is_set():
+            try:
+                self._start()
+            except (EOFError, OSError):
+                self._end()  # a job will try again, and say so
+
+    def reply(self, job: Job) -> Reply:
+        self.ready()
+        if self._connection is None:
+            return Reply(Outcome.STOPPING if self._is_closed.is_set() else Outcome.DIED)
+        connection = self._connection
+        clock = threading.Timer(job.kind.wall_s + _STUCK_S, self._stop_waiting)
+        clock.daemon = True
+        try:
+            clock.start()
+            # Each of these calls may block. They fail when the process ends.
+            connection.send_bytes(pickle.dumps((job.kind, len(job.parts))))
+            for part in job.parts:
+                connection.send_bytes(part)
+            return Reply(Outcome(connection.recv_bytes().decode()), connection.recv_bytes())
+        except (EOFError, OSError, RuntimeError):  # the last: no thread can be started
+            self._end()
+            return Reply(Outcome.STOPPING if self._is_closed.is_set() else Outcome.DIED)
+        finally:
+            clock.cancel()
+
+    def kill(self) -> None:
+        """For good; a job under way ends too."""
+        self._is_closed.set()
+        self._stop_waiting()
+
+    def close(self) -> None:
+        """Returns when the process has gone."""
+        self._is_closed.set()
+        self._end()
+
+    def _stop_waiting(self) -> None:
+        if process := self._process:
+            with suppress(OSError):
+                process.kill()
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        # -P: what lies in the working folder is not imported.
+        command = [sys.executable, "-P", "-m", "rota.runtime.room.worker", str(theirs.fileno()), str(os.getpid())]
+        with theirs, deaf_children():
+            self._process = subprocess.Popen(
+                command,
+                pass_fds=[theirs.fileno()],
+                env=without_secrets(dict(os.environ)),
+                stdin=subprocess.DEVNULL,
+            )
+        self._connection = connection = Connection(ours.detach())
+        if self._is_closed.is_set():
+            self._stop_waiting()
+        connection.send_bytes(pickle.dumps([path for path in sys.path if path]))
+        connection.send_bytes(pickle.dumps(self._orders))
+        if not connection.poll(_START_S):
+            raise EOFError
+        connection.recv_bytes()
+        self._is_ready = True
+
+    def _end(self) -> None:
+        self._is_ready = False
+        if self._connection:
+            self._connection.close()
+            self._connection = None
+        if self._process:
+            self._stop_waiting()
+            self._process.wait()
+            self._process = None
 
 
 class FullError(Exception):

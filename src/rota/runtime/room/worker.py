@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from rota.runtime.heap import freeze_heap
+from rota.runtime.children import freeze_heap
 from rota.runtime.lifeline import die_with
 from rota.runtime.room.confinement import give_way, limit_memory, lock_in
 from rota.runtime.room.job import Kind, Outcome, Prepare, Reply

@@ -16,8 +16,8 @@ from fastapi import FastAPI
 from rota.core.config import ServerConfig
 from rota.core.errors import EngineLostError, RotaError
 from rota.observe.connection_meters import ConnectionMeters
+from rota.runtime.children import freeze_heap
 from rota.runtime.closable import ClosableService
-from rota.runtime.heap import freeze_heap
 from rota.runtime.service import Phase
 from rota.server.door.connection import BoundedConnection
 from rota.server.door.door import Door
