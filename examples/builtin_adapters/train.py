@@ -23,7 +23,7 @@ from styles import STYLES, Pair, Style, tool_lessons
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rota.text.tools.hermes_prompt import in_hermes_form
+from rota.text.chat import in_hermes_form
 
 BASE_NAME = "SmolLM2-135M-Instruct"
 ALPHA_PER_RANK = 4

@@ -6,7 +6,6 @@ from rota.commands.logged import build_logged
 from rota.core.config import EngineConfig, ServerConfig
 from rota.engine import progress as engine_progress
 from rota.engine.progress import Progress, tell_progress, tracked
-from rota.runtime import start
 from rota.runtime import start as runtime_progress
 from rota.runtime.start import listen_for_progress
 from tests.fakes import FakeDevice
@@ -27,7 +26,7 @@ def test_all_long_work_of_a_start_reaches_the_supervisor_also_if_it_shows_no_bar
 
     def make_device(_: EngineConfig) -> FakeDevice:
         with Progress("Loading", 2, is_quiet=True) as progress:
-            start.update()
+            progress.update()
         list(tracked([1, 2], "Capturing", is_quiet=True))
         tell_progress("Warming up")
         return FakeDevice()

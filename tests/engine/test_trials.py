@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from rota.core.trials import Choice
+from rota.core.stages import Choice
 from rota.engine.trials import Trials, chosen
 
 

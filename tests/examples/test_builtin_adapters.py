@@ -10,7 +10,7 @@ import pytest
 from examples.builtin_adapters.styles import STYLES
 from rota import LLM, SamplingParams
 from rota.engine.folders.builtin import CALLER, builtin_adapters
-from rota.text.tools.hermes_prompt import in_hermes_form
+from rota.text.chat import in_hermes_form
 
 NAMES = sorted(set(builtin_adapters()) - {CALLER})
 PASS_MARK = 0.9

@@ -11,8 +11,7 @@ import pytest
 from rota.core.errors import RequestError
 from rota.core.grammar import Grammar
 from rota.grammar import texts
-from rota.grammar.texts import Tag
-from rota.grammar.written import MAX_PATTERN
+from rota.grammar.texts import MAX_PATTERN, Tag
 from tests.grammar.matching import END, allowed, begins, byte_grammars, drawn, takes
 
 GBNF = 'root ::= item ("," item)*\nitem ::= [a-c]+ | "(" root ")"'

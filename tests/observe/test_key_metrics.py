@@ -3,8 +3,8 @@ from __future__ import annotations
 from rota.core.errors import Fault, FaultCode
 from rota.core.events import Admitted, Finished, FinishReason
 from rota.core.ids import BASE
+from rota.observe.meters import IDLE_S
 from rota.observe.metrics import Metrics
-from rota.observe.places import IDLE_S
 from tests.observe.scraped import scrape
 from tests.observe.test_metrics import finished, make, one_request
 

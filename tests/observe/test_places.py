@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from rota.core.errors import Fault, FaultCode
 from rota.core.events import AdapterRemoved, AdapterStanding, Finished, FinishReason, Inspected, SlotChanged, SlotState
+from rota.observe.meters import IDLE_S
 from rota.observe.metrics import Metrics
-from rota.observe.places import IDLE_S
 from tests.observe.scraped import scrape
 
 

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from rota.observe.stray_lines import stray_lines
+from rota.observe.logs import stray_lines
 from rota.runtime.lifeline import tied
 from tests.waiting import PATIENCE_S
 

@@ -14,9 +14,8 @@ from rota.core.events import (
     SlotState,
 )
 from rota.core.ids import AdapterId, EngineId, RequestId, Slot
+from rota.observe.meters import MOST_ADAPTERS, MOST_TARGETS
 from rota.observe.metrics import Metrics
-from rota.observe.places import MOST_ADAPTERS
-from rota.observe.traffic_meters import MOST_TARGETS
 from tests.counting import calls_in
 from tests.observe.scraped import scrape
 

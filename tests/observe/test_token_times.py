@@ -8,9 +8,8 @@ import pytest
 
 from rota.core.events import Event, Finished, FinishReason, Produced
 from rota.core.ids import AdapterId, RequestId
-from rota.observe import token_times
-from rota.observe.summary import Recorder
-from rota.observe.token_times import TokenTimes
+from rota.observe import summary
+from rota.observe.summary import Recorder, TokenTimes
 
 
 def traffic(seed: int) -> list[Event]:
@@ -51,7 +50,7 @@ def one_by_one(events: list[Event]) -> Recorder:
 @pytest.mark.parametrize("most", [1, 40, 1 << 18])
 @pytest.mark.parametrize("seed", range(5))
 def test_many_at_once_or_one_by_one_gives_the_same_records_and_summary(seed, most, monkeypatch):
-    monkeypatch.setattr(token_times, "MOST_TOKENS", most)
+    monkeypatch.setattr(summary, "MOST_TOKENS", most)
     events = traffic(seed)
     together, apart = new_recorder(), one_by_one(events)
     for event in events:

@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rota.core.ids import AdapterId
-from rota.policy.settled import LOOK_EVERY
 from rota.policy.slot_policies.rotate import Rotate
 from rota.policy.slot_policy import Turn
-from rota.policy.visits import MOST_VISITS
+from rota.policy.visits import LOOK_EVERY, MOST_VISITS
 from tests.policy.rotation import NOW, STEP_S, ago, newcomer, parked, resident, rotate_with, slots, turns
 from tests.policy.views import A, Absent, B, C, D, E, F, Slots, View, view
 

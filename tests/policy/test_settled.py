@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from rota.core.ids import AdapterId
-from rota.policy.settled import LOOK_AHEAD, LOOK_EVERY, Settled
+from rota.policy.visits import LOOK_AHEAD, LOOK_EVERY, Settled
 from tests.policy.rotation import NOW, newcomer, parked, resident, slots
 from tests.policy.views import A, B, C, D, Slots
 

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from rota.core.ids import AdapterId
-from rota.policy.settled import LOOK_AHEAD, LOOK_EVERY, Settled
-from rota.policy.shares import Shares
+from rota.policy.visits import LOOK_AHEAD, LOOK_EVERY, Settled, Shares
 from tests.policy.rotation import NOW, parked, resident, slots
 from tests.policy.views import A, B, C
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from rota.core.ids import AdapterId
-from rota.policy.settled import LOOK_EVERY
 from rota.policy.slot_policies.rotate import STEADY_STEPS
 from rota.policy.slot_policy import Turn
+from rota.policy.visits import LOOK_EVERY
 from tests.policy.rotation import NOW, ago, newcomer, parked, resident, rotate_with, slots, turns
 from tests.policy.views import A, Absent, B, C, D, E, F, Slots, View
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from rota.core.config import EngineConfig
-from rota.core.stages import Stage
-from rota.core.trials import Trial
+from rota.core.stages import Stage, Trial
 from rota.runtime.patience import Patience
 from rota.runtime.start import known_trials, tell_trials
 from tests.fakes import FakeDevice

@@ -14,6 +14,7 @@ from rota.core.events import (
     Finished,
     FinishReason,
     Inspected,
+    Moved,
     Preempted,
     PrefillsReleased,
     Produced,
@@ -25,7 +26,6 @@ from rota.core.events import (
 )
 from rota.core.ids import AdapterId, EngineId, Slot
 from rota.core.messages import AbortAll, AdapterFetched, Explain, FlushCache, Inspect, MoveRequests, SealAdapter
-from rota.core.moved import Moved
 from rota.core.plan import Load, StepPlan, TokenLogprobs
 from rota.core.standstill import StoodStill, WentOn
 from rota.runtime.ranks.meeting import CODEC, Numbered

@@ -21,13 +21,13 @@ from rota.core.events import (
     Event,
     Finished,
     FinishReason,
+    Moved,
     Preempted,
     SlotChanged,
     SlotState,
 )
 from rota.core.ids import AdapterId, RequestId
 from rota.core.messages import Abort, AddAdapter, Message, MoveRequests, RemoveAdapter, Submit
-from rota.core.moved import Moved
 from rota.core.policy_config import PolicyConfig
 from rota.core.request import Request
 from rota.core.tenant import SOLE_TENANT, Tenant

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rota.core.events import AdapterRemoved, Finished, FinishReason
+from rota.core.events import AdapterRemoved, Finished, FinishReason, Moved
 from rota.core.ids import AdapterId
 from rota.core.messages import MoveRequests, RemoveAdapter
-from rota.core.moved import Moved
 from tests.scheduler.stage import Stage
 
 OLD, NEW = AdapterId(1), AdapterId(2)

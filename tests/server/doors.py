@@ -13,8 +13,8 @@ from typing import cast
 from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 
-from rota.core.listen_config import ListenConfig
-from rota.observe.connection_meters import ConnectionMeters
+from rota.core.config import ListenConfig
+from rota.observe.meters import ConnectionMeters
 from rota.runtime.closable import ClosableService
 from rota.server.door.door import Door
 from rota.server.door.listen import GracefulServer

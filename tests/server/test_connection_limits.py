@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
+from rota.core.config import ListenConfig
 from rota.core.errors import ConfigError
-from rota.core.listen_config import ListenConfig
-from rota.observe.connection_meters import Closure, ConnectionMeters, Refusal
+from rota.observe.meters import Closure, ConnectionMeters, Refusal
 from rota.server.door.book import (
     ConnectionBook,
     ConnectionLimits,

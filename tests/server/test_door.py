@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from rota.observe.connection_meters import Closure, Refusal
+from rota.observe.meters import Closure, Refusal
 from tests.server.doors import read_to_end, served
 from tests.waiting import until
 

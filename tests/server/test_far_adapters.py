@@ -9,8 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from rota.core.adapter import Extra
 from rota.core.config import LoraConfig
-from rota.core.extras import Extra
 from rota.core.lora_paths import LoraPath
 from rota.engine.lora.files.brought import Brought
 from rota.engine.lora.files.ranks import UNKNOWN_RANK, needs_of

@@ -13,9 +13,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from rota.core.config import ListenConfig
 from rota.core.errors import ConfigError
-from rota.core.listen_config import ListenConfig
-from rota.observe.connection_meters import Closure
+from rota.observe.meters import Closure
 from rota.server.door.certificate import Certificate, find_certificate
 from tests.fakes import FakeDevice
 from tests.server.doors import read_to_end, served

@@ -15,12 +15,10 @@ from rota.grammar.texts import Tag, json_schema, tagged
 from rota.server.calls.prompts import Texts
 from rota.server.openai.chat_fields import ChatCall, ChatFields, chat_call
 from rota.server.openai.tools import ToolFields, form_of_calls, tool_grammar, tool_use
-from rota.text.parsers import Parsers
 from rota.text.said import CallPiece, Said
-from rota.text.speech import Speech
+from rota.text.speech import Parsers, Speech
 from rota.text.tokenizer import Tokenizer
-from rota.text.tools.formats import FORMATS
-from rota.text.tools.written import WRITTEN
+from rota.text.tools.formats import FORMATS, WRITTEN
 from tests.grammar.matching import begins, drawn, takes
 from tests.server.speaker import ANSWER, Speaker
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rota.core.errors import AdapterError
 from rota.sources.address import parse_address
-from rota.sources.contents import sha256_of
 from rota.sources.disk_cache import DiskCache
+from rota.sources.download import sha256_of
 from rota.sources.sources import Sources
 
 

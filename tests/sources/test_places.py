@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rota.core.errors import AdapterError
-from rota.sources.places import address_of, hide_root
+from rota.sources.address import address_of, hide_root
 
 ROOT = "s3://bucket/team"
 

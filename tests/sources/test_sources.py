@@ -18,9 +18,8 @@ from rota.sources.address import Address, parse_address
 from rota.sources.disk_cache import DiskCache
 from rota.sources.download import MOST_VAIN, Download
 from rota.sources.locator import Locator
-from rota.sources.outline import FIRST_BYTES
 from rota.sources.source import ChangedError, SourceError, SourceFile, UnreachableError
-from rota.sources.sources import Sources
+from rota.sources.sources import FIRST_BYTES, Sources
 from tests.sources.shelf import Shelf, adapter_files
 
 SIZE = sum(map(len, adapter_files().values()))

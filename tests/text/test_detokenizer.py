@@ -9,8 +9,7 @@ import tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rota.text.detokenizer import Detokenizer
-from rota.text.pieces import TokenPieces
+from rota.text.pieces import Detokenizer, TokenPieces
 
 # The fixtures are tokenizers that no example changes.
 quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

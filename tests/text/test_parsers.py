@@ -8,8 +8,8 @@ from typing import get_args, get_type_hints
 import pytest
 
 from rota.core.config import ServerConfig
-from rota.text.parsers import Parsers
 from rota.text.reasoning import MARKS
+from rota.text.speech import Parsers
 from rota.text.tokenizer import Tokenizer
 from rota.text.tools.formats import FORMATS
 from tests.text.families import CHATML, FAMILIES, QWEN3, Family

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rota.text.stops import StopWatcher
+from rota.text.stream import StopWatcher
 
 # Few letters, so that stop strings overlap each other and themselves.
 LETTERS = "ab"

@@ -4,9 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import IntFlag
 
 from rota.core.errors import ConfigError
 from rota.core.ids import AdapterId
+
+# ── extras ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# Extras are what some adapters have besides factors in the layers; a bank has room for those of its first adapters.
+
+
+class Extra(IntFlag):
+    """As a number it travels with the engine's config."""
+
+    NONE = 0
+    TRIMS = 1  # a gain and a shift for each output of a site: DoRA and biases
+    EMBEDDING = 2  # factors of the embedding
+    HEAD = 4  # factors of the head
+
 
 # Names in metrics, logs and tables: the base model, and all adapters without metrics of their own.
 BASE_LABEL = "base"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -11,9 +13,154 @@ from rota.core.ids import FIRST_ENGINE, EngineId
 from rota.core.lora_paths import LoraPath, parse_lora_paths
 from rota.core.options import option
 from rota.core.policy_config import PolicyConfig
-from rota.core.show_config import ShowConfig
-from rota.core.source_config import SourceConfig
 from rota.core.standstill import STANDSTILL_S
+
+# ── source config ───────────────────────────────────────────────────────────────────────────────────────────────────
+# Sources are places besides folders from which adapters come, with a cache on disk before them.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceConfig:
+    """Where adapters of sources are kept."""
+
+    adapter_cache_dir: str | None = option(
+        None,
+        "The folder that keeps adapters of s3://, gs://, az:// and hf:// on disk; left out: rota/adapters in "
+        "XDG_CACHE_HOME, or in ~/.cache.",
+    )
+    adapter_cache_gb: float = option(
+        20.0, "Largest size of that folder in GB; the adapters that were read longest ago leave first."
+    )
+
+    lora_resolver: str | None = option(
+        None,
+        "A folder or an address. A request for a NAME that is not loaded loads the adapter at NAME below it first. "
+        "Left out: such a request is refused.",
+    )
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.adapter_cache_gb < math.inf:
+            raise ConfigError(f"adapter_cache_gb must be a finite number above 0, not {self.adapter_cache_gb}.")
+
+
+# ── listen config ───────────────────────────────────────────────────────────────────────────────────────────────────
+# Listening says where clients reach the server, from which sites, and how much a connection may take.
+
+# An origin as browsers send it: without a path, and without the port that belongs to its scheme.
+_ORIGIN = re.compile(r"(?!http:.*:80$|https:.*:443$)[a-z][a-z0-9+.-]*://[a-z0-9._:\[\]-]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenConfig:
+    """Address, certificate, sites, and limits of connections."""
+
+    host: str = option("127.0.0.1", "Address to listen on; one that others reach needs keys, or allow_anyone.")
+    port: int = option(30000, "Port to listen on; 0 picks a free one.")
+    ssl_certfile: str | None = option(
+        None, "A certificate in PEM format, with its chain: the server then speaks HTTPS, and no HTTP."
+    )
+    ssl_keyfile: str | None = option(
+        None, "The certificate's private key in PEM format, without a password; left out: it is in ssl_certfile."
+    )
+    max_connections: int | Literal["auto"] = option(
+        "auto", "Connections that may be open at a time; 'auto': what the limit of open files allows, at most 16384."
+    )
+    max_connections_per_address: int | Literal["auto"] = option(
+        "auto", "Connections of one address, or of one /64 network of IPv6; 'auto': half of max_connections."
+    )
+    trusted_proxies: tuple[str, ...] = option(
+        (), "Addresses or networks of proxies, also on this machine: max_connections_per_address does not bind them."
+    )
+    allowed_origins: tuple[str, ...] = option(
+        (),
+        "Sites whose pages may use the server through a browser (CORS), as https://chat.example; pages of the server's "
+        "own host always may. '*': every site, on a server with keys.",
+    )
+    head_timeout: float = option(30.0, "Seconds in which a TLS handshake and the headers of a request must arrive.")
+    body_timeout: float = option(
+        30.0,
+        "Seconds in which a body must arrive, and one more for every 10 kB that did; also how long it may rest. Else "
+        "the answer is 408.",
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("max_connections", "max_connections_per_address"):
+            value = getattr(self, name)
+            if value != "auto" and value < 1:
+                raise ConfigError(f"{name} must be at least 1, not {value}.")
+        for name in ("head_timeout", "body_timeout"):
+            if not 0.0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} must be a finite number above 0, not {getattr(self, name)}.")
+        for proxy in self.trusted_proxies:
+            _check_network(proxy)
+        for origin in self.allowed_origins:
+            _check_origin(origin)
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            raise ConfigError("ssl_keyfile is given without ssl_certfile; give the certificate too.")
+
+
+def _check_network(proxy: str) -> None:
+    try:
+        ipaddress.ip_network(proxy)
+    except ValueError:
+        raise ConfigError(
+            f"trusted_proxies has '{proxy}'; give addresses or networks, for example 10.0.0.7 or 10.0.0.0/24."
+        ) from None
+
+
+def _check_origin(origin: str) -> None:
+    """'null' is none: browsers send it for pages without a site, and every site can make such pages."""
+    if origin != "*" and not _ORIGIN.fullmatch(origin):
+        raise ConfigError(
+            f"allowed_origins has '{origin}'; give origins as browsers send them, for example https://chat.example or "
+            "http://localhost:3000."
+        )
+
+
+# ── show config ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# Showing says what the server tells of itself: metrics, traces, journals and logs.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShowConfig(ListenConfig):
+    """Metrics, traces, journals and logs of a server."""
+
+    metrics_max_adapters: int = option(
+        50, "Adapters with metrics of their own; further adapters count as 'other' while no place is free."
+    )
+    metrics_max_keys: int = option(
+        50, "Keys with metrics of their own; further keys count as 'other' while no place is free."
+    )
+    picker_metrics: bool = option(
+        True, "Also the totals that the endpoint picker of Kubernetes reads, under vLLM's names, in /metrics."
+    )
+    metrics_port: int | None = option(
+        None, "A second port for /metrics and the health probes alone, without keys and TLS; 0 picks a free one."
+    )
+    metrics_host: str = option(
+        "127.0.0.1", "The address of metrics_port; every client that reaches it sees the names of adapters and keys."
+    )
+    journal_dir: str | None = option(
+        None, "A folder of journals (.jsonl) that the dashboard replays by name: /dashboard?journal=run.jsonl."
+    )
+    otel: bool = option(
+        False,
+        "Send a trace of every request to an OpenTelemetry collector, as the OTEL_* variables say; needs rota[otel].",
+    )
+    log_format: Literal["text", "json"] = option(
+        "text", "How log lines on stderr look; with 'json' every line there is a JSON object, also a library's."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = option(
+        "info", "The lowest level that is logged; 'info' has a line for every request."
+    )
+
+    def __post_init__(self) -> None:
+        ListenConfig.__post_init__(self)  # not super(): see ServerConfig
+        for name in ("metrics_max_adapters", "metrics_max_keys"):
+            if (value := getattr(self, name)) < 0:
+                raise ConfigError(f"{name} must be at least 0, not {value}.")
+        if self.metrics_port and self.metrics_port == self.port:
+            raise ConfigError(f"metrics_port and port are both {self.port}; give metrics_port another number.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,28 @@ from enum import StrEnum
 
 from rota.core.errors import Fault, FaultCode
 from rota.core.ids import FIRST_ENGINE, AdapterId, EngineId, RequestId, Slot
-from rota.core.moved import Moved
 from rota.core.plan import TokenLogprobs
 from rota.core.standstill import StoodStill, WentOn
+
+# ── moved ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# A request that was moved has tokens of two versions of its adapter.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """A request goes on under another version of its adapter; the first `output_tokens` tokens are the old version's.
+
+    The KV of these tokens and of the prompt was kept, or is computed again.
+    """
+
+    request_id: RequestId
+    at: float
+    old: AdapterId
+    new: AdapterId
+    old_version: int
+    new_version: int
+    output_tokens: int
+    kept_kv: bool = False
 
 
 class FinishReason(StrEnum):

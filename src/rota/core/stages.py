@@ -1,9 +1,27 @@
-"""Stages are the parts of a start: what took how long, and what ran beside it."""
+"""Stages are the parts of a start: what took how long, and what was tried out there."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+# ── trials ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# A trial is what the start of an engine has timed, and what it chose.
+
+# Numbers that say what was chosen; what they mean is known where it is timed.
+Choice = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Of two trials with one name the choice is the same."""
+
+    name: str
+    choice: Choice
+
+
+# ── stages ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# Stages are the parts of a start: what took how long, and what ran beside it.
 
 # Two stages that touch for no longer than this ran one after the other.
 _TOUCH_S = 0.01

@@ -6,8 +6,8 @@ import sys
 from dataclasses import asdict, replace
 from functools import partial
 
+from rota.core.adapter import Extra
 from rota.core.config import EngineConfig, FirstAdapters
-from rota.core.extras import Extra
 from rota.engine.choices import Choices
 from rota.engine.kv_cache import DEFAULT_FRACTION, SENSIBLE_TOKENS, CacheShape
 from rota.engine.lora.bank import pays_staging, slot_bytes

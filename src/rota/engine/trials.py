@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from rota.core.trials import Choice, Trial
+from rota.core.stages import Choice, Trial
 
 _in_use: ContextVar[Trials | None] = ContextVar("trials", default=None)
 

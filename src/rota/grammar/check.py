@@ -11,7 +11,7 @@ from typing import Any
 from llguidance import LLMatcher
 
 from rota.core.grammar import Grammar
-from rota.grammar.keywords import Place, children, pointer
+from rota.grammar.schemas import Place, children, pointer
 from rota.grammar.vocabulary import Vocabulary, explained
 
 # The first tokens of one answer are drawn by chance: most grammars that get stuck or cost too much show it there.

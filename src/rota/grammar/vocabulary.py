@@ -2,14 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from rota.core.errors import ModelError
 from rota.core.grammar import Grammar
-from rota.grammar.plain import PlainTokenizer, unforced
+
+# ── plain ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# A tokenizer of whole pieces of text, without tokens for single bytes, as the grammar library asks for it.
+
+_SPECIAL = b""
+_UNFORCED = {"name": "unforced", "lark_grammar": '%llguidance {"no_forcing": true}\nstart: @whole'}
+
+
+class PlainTokenizer:
+    """Its tokens; the texts of its grammars must be `unforced`."""
+
+    # The library reads it by these names.
+    bos_token_id = None
+
+    def __init__(self, pieces: Sequence[bytes], vocabulary: int, eos_ids: Sequence[int]) -> None:
+        """`pieces`: the bytes of each token; none: a special token. `vocabulary`: with the ids that are padding."""
+        self.tokens = [*pieces, *[_SPECIAL] * (vocabulary - len(pieces))]
+        self.eos_token_id = eos_ids[0]
+        self.special_token_ids = [token for token, piece in enumerate(self.tokens) if piece == _SPECIAL]
+
+    def __call__(self, _: bytes) -> list[int]:
+        """The library asks how a text is spelled that a grammar forces. With `unforced` texts it never does."""
+        return []
+
+
+def unforced(text: str) -> str:
+    """The text of a grammar that lets the model spell what is forced.
+
+    The library would spell it at once, but here the beginning of a text may not be spelled alone: " h" of " he".
+    """
+    head, *others = json.loads(text)["grammars"]
+    return json.dumps({"grammars": [_UNFORCED, {**head, "name": "whole"}, *others]})
+
 
 # What one mask may cost at most: some ten milliseconds on a slow core. A matcher that needs more has an error.
 LIMITS = LLParserLimits(step_lexer_fuel=50_000, step_max_items=20_000, initial_lexer_fuel=250_000, verbose_errors=False)

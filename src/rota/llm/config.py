@@ -9,8 +9,8 @@ from functools import partial, reduce
 from operator import is_, or_
 from typing import Any
 
+from rota.core.adapter import Extra
 from rota.core.config import CacheConfig, EngineConfig, FirstAdapters, LoraConfig, ModelConfig, SchedulerConfig
-from rota.core.extras import Extra
 from rota.core.lora_paths import LoraPath, parse_lora_paths, written_lora_path
 from rota.core.options import build
 from rota.core.policy_config import PolicyConfig

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from rota.core.events import Finished
 from rota.core.ids import AdapterId, EngineId, RequestId
-from rota.observe.meters import AdapterMeters, KeyMeters
-from rota.observe.traffic_meters import TargetMeters
+from rota.observe.meters import AdapterMeters, KeyMeters, TargetMeters
 
 # The W3C headers of a client's trace, by name; empty: the client sent none.
 TraceHeaders = tuple[tuple[str, str], ...]

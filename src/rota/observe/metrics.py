@@ -29,11 +29,19 @@ from rota.core.events import (
 from rota.core.ids import BASE, FIRST_ENGINE, AdapterId, EngineId, RequestId, Slot
 from rota.core.policy_config import PolicyConfig
 from rota.core.standstill import StoodStill
-from rota.observe.connection_meters import ConnectionMeters
 from rota.observe.journey import Journey, OnEnd, TraceHeaders
-from rota.observe.meters import AdapterMeters, EngineMeters, Histogram, KeyMeters, count
-from rota.observe.places import MOST_ADAPTERS, MOST_KEYS, Places
-from rota.observe.traffic_meters import TrafficMeters
+from rota.observe.meters import (
+    MOST_ADAPTERS,
+    MOST_KEYS,
+    AdapterMeters,
+    ConnectionMeters,
+    EngineMeters,
+    Histogram,
+    KeyMeters,
+    Places,
+    TrafficMeters,
+    count,
+)
 
 
 class Metrics:

@@ -1,21 +1,175 @@
-"""Visits bring adapters that are not settled into slots: for a first token, or for a turn after a long pause.
-
-A newcomer comes at once. A turn for every parked adapter would pause each answer often, so with more parked adapters
-than slots turns become rarer, and end.
-
-The operator may promise a longest pause instead. Then turns do not become rarer, and newcomers wait for their first
-token while more adapters are parked than can have a turn in time.
-"""
+"""Some adapters are settled in their slots, and the others come for visits: by which shares, and who leaves when."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 from rota.core.ids import AdapterId
-from rota.policy.settled import Settled, is_kv_short
-from rota.policy.shares import Shares
 from rota.policy.views import AdapterView, SlotsView
+
+# ── shares ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# Shares count what adapters of different weights have got, so that tokens come in the proportion of the weights.
+
+# An adapter makes room once it is this many of its steps ahead of an adapter that is behind.
+STEPS_AHEAD = 16
+
+
+class Shares:
+    """By adapter: tokens so far, and tokens for each unit of weight. Empty while all weights are equal."""
+
+    def __init__(self) -> None:
+        self._served: dict[AdapterId, tuple[int, float]] = {}
+        self._largest = 1.0
+
+    def __bool__(self) -> bool:
+        return bool(self._served)
+
+    def count(self, views: Sequence[AdapterView]) -> bool:
+        """Look at all adapters with work; False if their weights are equal, and nothing is counted.
+
+        An adapter whose work came a moment ago begins where the adapter that has got least stands: time without work
+        earns nothing.
+        """
+        weights = {view.weight for view in views}
+        known, self._served = self._served, {}
+        if len(weights) < 2:
+            return False
+        self._largest = max(weights)
+        least = min((served for _, served in known.values()), default=0.0)
+        for view in views:
+            tokens, served = known.get(view.adapter_id, (view.attained, least))
+            self._served[view.adapter_id] = (view.attained, served + (view.attained - tokens) / view.weight)
+        return True
+
+    @property
+    def merits(self) -> dict[AdapterId, float]:
+        """The adapter that has got least for its weight has the largest merit."""
+        return {adapter_id: -served for adapter_id, (_, served) in self._served.items()}
+
+    def margin(self, view: AdapterView) -> float:
+        return STEPS_AHEAD * view.running / view.weight
+
+    def rarity(self, view: AdapterView) -> float:
+        """How much longer than the heaviest adapter this one goes without a turn."""
+        return self._largest / view.weight if self._served else 1.0
+
+
+# ── settled ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# Settled adapters run until they have no work, or until another adapter's claim is clearly larger.
+#
+# As many adapters are settled as there are slots. A claim is a sum over an adapter's open requests, waiting or running,
+# and grows with their age: nearly first come first served, but three old requests count for more than one. A weight
+# scales the claim; while few adapters are absent, weights share the slots exactly (`policy.shares`).
+
+# Two adapters of nearly equal claims must not take each other's place in turn.
+LARGER = 1.5
+# While KV is short, the sequences of an adapter that leaves would hold blocks that others need to finish.
+LARGER_WHILE_KV_IS_SHORT = 3.0
+# Of all absent adapters, those with the oldest requests and those with most requests are looked at.
+LOOK_AHEAD = 16
+# Claims are compared again after so many passes: they grow with age, and a step is short beside that.
+LOOK_EVERY = 4
+
+Merits = dict[AdapterId, float]
+
+
+class Settled:
+    """Remembers which adapters are settled, and which come next."""
+
+    def __init__(self) -> None:
+        self._most = 0  # as many as there are slots
+        self._ids: dict[AdapterId, None] = {}
+        self._passes = 0
+        self._shares = Shares()
+        self.next: list[AdapterId] = []  # of adapters that are not settled, the largest claims first
+
+    def __contains__(self, adapter_id: AdapterId) -> bool:
+        return adapter_id in self._ids
+
+    def __iter__(self) -> Iterator[AdapterId]:
+        return iter(self._ids)
+
+    @property
+    def shares(self) -> Shares:
+        return self._shares
+
+    def views(self, slots: SlotsView) -> list[AdapterView]:
+        return [view for one in self._ids if (view := slots.view_of(one))]
+
+    def forget(self, adapter_id: AdapterId) -> None:
+        self._ids.pop(adapter_id, None)
+
+    def observe(self, slots: SlotsView, now: float) -> None:
+        working = [view.adapter_id for view in self.views(slots) if view.running or view.waiting]
+        if len(working) < len(self._ids):
+            self._ids = dict.fromkeys(working)
+        self._passes += 1
+        self._most = slots.total
+        if len(self._ids) != self._most or self._passes % LOOK_EVERY == 0:
+            self._look(slots, now)
+
+    def _look(self, slots: SlotsView, now: float) -> None:
+        held, others = self.views(slots), self._others(slots)
+        both = [*held, *others]
+        if self._shares.count(both if len(slots.absent) <= LOOK_AHEAD else []):
+            merits = self._shares.merits
+            self._settle(held, others, merits, bar=lambda least: merits[least.adapter_id] + self._shares.margin(least))
+        else:
+            merits = {view.adapter_id: view.claim(now) * view.weight for view in both}
+            larger = LARGER_WHILE_KV_IS_SHORT if is_kv_short(slots, held) else LARGER
+            self._settle(held, others, merits, bar=lambda least: larger * merits[least.adapter_id])
+
+    def _others(self, slots: SlotsView) -> list[AdapterView]:
+        """Residents that are not settled, and the absent adapters whose claims may be the largest."""
+        found = {view.adapter_id: view for view in slots.residents if view.running or view.waiting}
+        if slots.absent:
+            for view in (*islice(slots.oldest, LOOK_AHEAD), *islice(slots.largest, LOOK_AHEAD)):
+                if view.adapter_id not in found and (view.running or slots.can_start(view.adapter_id)):
+                    found[view.adapter_id] = view
+        return [view for view in found.values() if view.adapter_id not in self._ids]
+
+    def _settle(
+        self,
+        held: list[AdapterView],
+        others: list[AdapterView],
+        merits: Merits,
+        bar: Callable[[AdapterView], float],
+    ) -> None:
+        """Settle the adapters of the largest merit: first where there is room, then over the bars of settled ones."""
+
+        def rank(view: AdapterView) -> tuple[float, AdapterId]:
+            return (-merits[view.adapter_id], view.adapter_id)
+
+        held = sorted(held, key=rank)
+        while len(held) > self._most:  # slots have closed
+            others.append(held.pop())
+            del self._ids[others[-1].adapter_id]
+        others.sort(key=rank)
+        room = self._most - len(self._ids)
+        self._ids |= dict.fromkeys(view.adapter_id for view in others[:room])
+        for least, other in zip(reversed(held), others[room:], strict=False):
+            if merits[other.adapter_id] <= bar(least):
+                break
+            del self._ids[least.adapter_id]
+            self._ids[other.adapter_id] = None
+        self.next = [view.adapter_id for view in others if view.adapter_id not in self._ids]
+
+
+def is_kv_short(slots: SlotsView, settled: list[AdapterView]) -> bool:
+    """Are fewer blocks free than settled adapters hold? Then their sequences might not find room to finish."""
+    return slots.free_blocks < sum(view.blocks for view in settled)
+
+
+# ── visits ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# Visits bring adapters that are not settled into slots: for a first token, or for a turn after a long pause.
+#
+# A newcomer comes at once. A turn for every parked adapter would pause each answer often, so with more parked adapters
+# than slots turns become rarer, and end.
+#
+# The operator may promise a longest pause instead. Then turns do not become rarer, and newcomers wait for their first
+# token while more adapters are parked than can have a turn in time.
 
 # Visits at a time. Each takes a slot from a settled adapter for the step of its copy and for the visit.
 MOST_VISITS = 2
@@ -35,7 +189,7 @@ PART_FOR_PARKED = 0.1
 # While weights share the slots, pauses are this many times longer at most, however heavy the others are.
 MOST_RARE = 8.0
 # This many adapters that lack KV or are still being read are passed over in a pass, and this many newcomers are found.
-LOOK_AHEAD = 16
+VISITS_AHEAD = 16
 MOST_NEWCOMERS = 2 * MOST_VISITS
 # Of the parked adapters, this many are looked at, the longest without a token first.
 MOST_LOOKS = 64
@@ -110,7 +264,7 @@ class Visits:
         able: list[AdapterView] = []
         passed_over = 0
         for view in slots.newcomers:
-            if passed_over == LOOK_AHEAD or len(able) == MOST_NEWCOMERS:
+            if passed_over == VISITS_AHEAD or len(able) == MOST_NEWCOMERS:
                 break
             if view.adapter_id in settled:
                 continue
@@ -148,3 +302,69 @@ class Visits:
             return PROMISED_PART * self._max_stall_s
         doublings = FADING * max(0, self.parked - slots.total) / slots.total
         return STALL_STEPS * slots.step_s * math.pow(2.0, min(MOST_DOUBLINGS, doublings))
+
+
+# ── leavers ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# Leavers are the residents that may leave for a visit, or for a settled adapter that comes back.
+
+
+class Leavers:
+    """One pass over the residents; each of them leaves once at most."""
+
+    def __init__(
+        self,
+        slots: SlotsView,
+        settled: Settled,
+        visits: Visits,
+        steady_since: float,
+        now: float,
+        late_since: float = math.inf,
+    ) -> None:
+        """Prompts that came after `late_since`, when an adapter that waits too long came, keep no resident there."""
+        self._free: list[AdapterView] = []  # their visit is over
+        self._on_turn: list[AdapterView] = []  # a newcomer may cut their turn short
+        self._steady: list[AdapterView] = []  # settled adapters that may step aside
+        self._visitors = 0
+        self._most_visitors = MOST_VISITS + slots.surplus  # of those that are there, some are in slots that have closed
+        for view in slots.residents:
+            may_leave = slots.may_leave(view.adapter_id) and not _has_prompts(slots, view, late_since)
+            if view.adapter_id in settled:
+                if may_leave and view.slot_since <= steady_since:
+                    self._steady.append(view)
+            elif may_leave and (not view.running or visits.is_over(view, now)):
+                self._free.append(view)
+            elif may_leave and visits.is_on_turn(view.adapter_id):
+                self._on_turn.append(view)
+            else:
+                self._visitors += 1
+        for views in (self._free, self._steady):
+            views.sort(key=lambda view: (-view.claim(now) * view.weight, view.adapter_id))
+
+    def for_settled(self) -> AdapterView | None:
+        """A settled adapter comes back when a visit is over."""
+        return self._free.pop() if self._free else None
+
+    def for_newcomer(self) -> AdapterView | None:
+        """For a first token a settled adapter steps aside, the smallest claim first."""
+        if self._visitors >= self._most_visitors:
+            return None
+        for views in (self._free, self._on_turn, self._steady):
+            if views:
+                self._visitors += 1
+                return views.pop()
+        return None
+
+    def for_stalled(self) -> AdapterView | None:
+        """As for a newcomer, but no other turn is cut short."""
+        if self._visitors + len(self._on_turn) >= self._most_visitors:
+            return None
+        for views in (self._free, self._steady):
+            if views:
+                self._visitors += 1
+                return views.pop()
+        return None
+
+
+def _has_prompts(slots: SlotsView, view: AdapterView, late_since: float) -> bool:
+    """Does it compute a prompt, or is it about to start one?"""
+    return view.is_prefilling or (view.oldest_at < late_since and slots.can_start(view.adapter_id))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rota.core.config import FirstAdapters
-from rota.core.trials import Trial
+from rota.core.stages import Trial
 
 # ── first ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 # What the adapters to start with need reaches an engine while it is built, before it chooses its slots.

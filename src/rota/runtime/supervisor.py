@@ -19,8 +19,7 @@ from rota.core.config import EngineConfig
 from rota.core.errors import Fault
 from rota.core.events import EngineRestarted, Event
 from rota.core.messages import AddAdapter, Message
-from rota.core.stages import stage_fields
-from rota.core.trials import Trial
+from rota.core.stages import Trial, stage_fields
 from rota.runtime.blame import Blame
 from rota.runtime.patience import Patience
 from rota.runtime.process import EngineProcess

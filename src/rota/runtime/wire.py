@@ -20,8 +20,7 @@ from rota.core.capacity import Capacity
 from rota.core.config import FirstAdapters
 from rota.core.events import Event
 from rota.core.messages import Message
-from rota.core.stages import Stage
-from rota.core.trials import Trial
+from rota.core.stages import Stage, Trial
 from rota.runtime.doorbell import Doorbell
 from rota.runtime.pulse import BEAT_S
 from rota.runtime.spool import Arrivals, UploadPiece

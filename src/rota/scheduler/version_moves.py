@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rota.core.events import Preempted
+from rota.core.events import Moved, Preempted
 from rota.core.messages import MoveRequests
-from rota.core.moved import Moved
 from rota.scheduler.adapter_state import Group, Standing
 from rota.scheduler.sequence import Sequence
 from rota.scheduler.state import Books

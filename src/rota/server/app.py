@@ -57,7 +57,7 @@ from rota.server.queries import Pausing, Queries
 from rota.server.responses.route import install_responses_route
 from rota.server.traffic.routes import first_routes, install_traffic_routes
 from rota.server.traffic.traffic import Shadows, Traffic
-from rota.text.parsers import Parsers
+from rota.text.speech import Parsers
 from rota.text.tokenizer import Tokenizer
 
 # ── browsers ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -23,7 +23,7 @@ from rota.server.errors import OnError, unheard
 from rota.server.queries import Pausing
 from rota.server.traffic.route import Chosen
 from rota.server.traffic.traffic import Traffic
-from rota.text.parsers import AS_THE_TEMPLATE_SAYS, Parsers
+from rota.text.speech import AS_THE_TEMPLATE_SAYS, Parsers
 from rota.text.tokenizer import Tokenizer
 
 # ── trace headers ───────────────────────────────────────────────────────────────────────────────────────────────────

@@ -11,16 +11,14 @@ from collections.abc import Iterable, Iterator
 import uvicorn
 from fastapi import Depends, FastAPI, Request, Response
 
-from rota.core.config import ServerConfig
+from rota.core.config import ListenConfig, ServerConfig
 from rota.core.errors import RequestError
 from rota.core.events import EngineRestarted, Event, Inspected
 from rota.core.ids import AdapterId, EngineId
-from rota.core.listen_config import ListenConfig
 from rota.core.messages import Inspect
-from rota.observe.connection_meters import ConnectionMeters
-from rota.observe.exposition import EngineReport, Stats, pieces, process_stats_of, snapshot
+from rota.observe.exposition import CONTENT_TYPE, EngineReport, Stats, pieces, process_stats_of, snapshot
+from rota.observe.meters import ConnectionMeters
 from rota.observe.metrics import Metrics
-from rota.observe.text_format import CONTENT_TYPE
 from rota.runtime.service import Phase, Service
 from rota.server.access.access import Access
 from rota.server.access.exposure import is_loopback

@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from rota.core.errors import AdapterError
 from rota.core.lora_paths import LoraPath
-from rota.sources.address import Address, has_scheme, is_repository
-from rota.sources.places import address_of, hide_root
+from rota.sources.address import Address, address_of, has_scheme, hide_root, is_repository
 from rota.sources.source import SourceError
 from rota.sources.sources import Sources
 

@@ -13,7 +13,7 @@ from rota.core.errors import AdapterError, ConfigError
 from rota.core.lora_paths import LoraPath
 from rota.sources.address import has_scheme, parse_address
 from rota.sources.beneath import Beneath, LeavesError
-from rota.sources.wanted import CONFIG
+from rota.sources.source import CONFIG
 
 MOST_NAME = 200
 NO_ROOTS: Mapping[str, str | None] = {}

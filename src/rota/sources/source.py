@@ -1,12 +1,17 @@
-"""A source has two verbs: it lists the files of a place, and reads a stretch of one of them."""
+"""A source has two answers: what lies at a place, and its bytes; only one adapter's config and weights are fetched."""
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from rota.core.errors import AdapterError
+
+# ── source ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# A source has two verbs: it lists the files of a place, and reads a stretch of one of them.
 
 
 class SourceError(AdapterError):
@@ -52,3 +57,40 @@ class Source(Protocol):
     def read(self, place: str, file: SourceFile, start: int, end: int | None = None) -> Iterator[bytes]:
         """The bytes [start, end) of a file. Raises ChangedError if its tag is another by now, else SourceError."""
         ...
+
+
+# ── wanted ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# What is fetched of a place: the config and the weights of one adapter, and nothing else that lies there.
+
+CONFIG = "adapter_config.json"
+_WEIGHTS = re.compile(r"adapter_model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
+MOST_CONFIG = 1 << 20
+
+
+def wanted(files: Sequence[SourceFile], place: str, most_bytes: int) -> list[SourceFile]:
+    """Sorted by name. Raises SourceError if this is no adapter, or one that is too large to be kept."""
+    found = sorted((one for one in files if is_wanted(one.name)), key=lambda one: one.name)
+    names = [one.name for one in found]
+    if CONFIG not in names:
+        raise NothingError(f"{place} is no adapter: it has no {CONFIG}. Give a place with what PEFT saved.")
+    if len(names) == 1:
+        raise SourceError(f"{place} has no adapter_model.safetensors; Rota reads only safetensors.")
+    if any(one.size > MOST_CONFIG for one in found if one.name.endswith(".json")):
+        raise SourceError(f"{place} has a config of more than {MOST_CONFIG >> 20} MiB.")
+    if (size := sum(one.size for one in found)) > most_bytes:
+        raise SourceError(f"{place} takes {_mib(size)}, more than the {_mib(most_bytes)} that the cache on disk holds.")
+    return found
+
+
+def is_wanted(name: str) -> bool:
+    return name == CONFIG or _WEIGHTS.fullmatch(name) is not None
+
+
+def digest_of(files: Sequence[SourceFile]) -> str:
+    """One content has one digest."""
+    told = "\n".join(f"{one.name} {one.size} {one.tag}" for one in sorted(files, key=lambda one: one.name))
+    return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.0f} MiB"

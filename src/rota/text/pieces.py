@@ -1,23 +1,26 @@
-"""This table says which bytes of UTF-8 a token stands for.
-
-Tokenizers of the Llama family write bytes as tokens in one of three ways. Their decoder names the way:
-
-    byte-level       every byte is a visible character: " café" is spelled "ĠcafÃ©"
-    sentencepiece    a space is "▁", a rare byte "<0xE2>", and one space is put before the text
-    none             tokens are words, joined by spaces
-
-In all three the text of several tokens is their bytes in a row, without the space put before. So a table and a
-UTF-8 decoder are enough to stream text. The library need not decode an ever longer list of tokens.
-"""
+"""Which bytes of UTF-8 a token stands for, and how tokens become text as they come, never half a character."""
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tokenizers import Tokenizer as LibraryTokenizer
+
+# ── pieces ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# This table says which bytes of UTF-8 a token stands for.
+#
+# Tokenizers of the Llama family write bytes as tokens in one of three ways. Their decoder names the way:
+#
+#     byte-level       every byte is a visible character: " café" is spelled "ĠcafÃ©"
+#     sentencepiece    a space is "▁", a rare byte "<0xE2>", and one space is put before the text
+#     none             tokens are words, joined by spaces
+#
+# In all three the text of several tokens is their bytes in a row, without the space put before. So a table and a
+# UTF-8 decoder are enough to stream text. The library need not decode an ever longer list of tokens.
 
 Spell = Callable[[str], bytes]
 
@@ -130,3 +133,41 @@ def _byte_level_alphabet() -> dict[str, int]:
 
 
 _BYTE_LEVEL_ALPHABET = _byte_level_alphabet()
+
+
+# ── detokenizer ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# A detokenizer turns tokens into text as they come, and never gives half a character.
+
+
+class Detokenizer:
+    """The text of one sequence, piece by piece. All pieces, then `finish()`, are the text of its tokens.
+
+    Bytes that may still become a character are held back. Bytes that cannot become one are U+FFFD at once.
+    """
+
+    def __init__(self, pieces: TokenPieces, is_continuation: bool = False, shown: frozenset[int] = frozenset()) -> None:
+        """`is_continuation`: the text follows other text, so it keeps a space at its beginning.
+
+        `shown`: special tokens that have a text all the same.
+        """
+        self._pieces = pieces.showing(shown)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._leading_spaces = 0 if is_continuation else pieces.leading_spaces
+
+    def push(self, tokens: Iterable[int]) -> str:
+        """The text that these tokens complete."""
+        pieces = self._pieces
+        return self._trim(self._decoder.decode(b"".join([pieces[token] for token in tokens])))
+
+    def finish(self) -> str:
+        """The text that was held back: U+FFFD where the tokens end inside a character."""
+        return self._trim(self._decoder.decode(b"", final=True))
+
+    def _trim(self, text: str) -> str:
+        while self._leading_spaces and text:
+            if text[0] == " ":
+                self._leading_spaces -= 1
+                text = text[1:]
+            else:
+                self._leading_spaces = 0
+        return text

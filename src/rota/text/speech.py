@@ -1,14 +1,18 @@
-"""Speech says how the text of an answer is sorted into content, reasoning and tool calls; a listener does it."""
+"""Speech says how the text of an answer is sorted into content, reasoning and tool calls, and which parsers do it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rota.text.reasoning import MARKS, ThinkingParser
+from rota.text.chat import ChatTemplate
+from rota.text.reasoning import MARKS, ThinkingParser, marks_in
 from rota.text.said import Said
-from rota.text.tools.formats import FORMATS
+from rota.text.tools.formats import FORMATS, format_in
 from rota.text.tools.parser import ToolParser
+
+# ── speech ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# Speech says how the text of an answer is sorted into content, reasoning and tool calls; a listener does it.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,3 +63,30 @@ class Listener:
 
     def _with(self, reasoning: str, said: Said) -> Said:
         return Said(said.content, reasoning, said.calls) if reasoning and self._shows_reasoning else said
+
+
+# ── parsers ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# Which parsers read a model's answers: those that the operator names, or those that the chat template tells of.
+
+
+@dataclass(frozen=True, slots=True)
+class Parsers:
+    """What the operator asked for: a name, 'auto' or 'none'."""
+
+    tool_call: str = "auto"
+    reasoning: str = "auto"
+
+    def tools_of(self, chat: ChatTemplate) -> str:
+        """The name of the format of calls; empty if calls are not read."""
+        if self.tool_call == "auto":
+            return format_in(chat.text) if chat.knows_tools else "hermes"
+        return "" if self.tool_call == "none" else self.tool_call
+
+    def reasoning_of(self, chat: ChatTemplate) -> str:
+        """The name of the marks of thoughts; empty if thoughts are not read."""
+        if self.reasoning == "auto":
+            return marks_in(chat.text)
+        return "" if self.reasoning == "none" else self.reasoning
+
+
+AS_THE_TEMPLATE_SAYS = Parsers()

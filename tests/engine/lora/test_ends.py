@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from rota.core.adapter import Extra
 from rota.core.errors import AdapterError
-from rota.core.extras import Extra
 from rota.engine.lora.bank import Bank
 from rota.engine.lora.base import BaseEnds
 from rota.engine.lora.embed_head import EndBank, Ends, TorchEnds

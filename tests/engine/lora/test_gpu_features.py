@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from rota.core.adapter import Extra
 from rota.core.config import CacheConfig, EngineConfig, FirstAdapters, LoraConfig, ModelConfig, SchedulerConfig
 from rota.core.events import AdapterRefused
-from rota.core.extras import Extra
 from rota.core.ids import AdapterId, RequestId
 from rota.core.policy_config import PolicyConfig
 from rota.engine.build import build_engine

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from rota.core.adapter import Extra
 from rota.core.config import FirstAdapters
-from rota.core.extras import Extra
 from tests.engine.lora.features import ask_all, assert_answers_as_peft, only, world_of
 from tests.engine.lora.mixed_server import Server
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from rota.core.adapter import Extra
 from rota.core.config import FirstAdapters
 from rota.core.events import AdapterRefused
-from rota.core.extras import Extra
 from rota.engine.families.table import read_spec
 from rota.engine.lora.bank import NO_ROOM
 from rota.engine.lora.files.checks import HeaderCheck

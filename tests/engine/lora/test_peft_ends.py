@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from rota.core.adapter import Extra
 from rota.core.config import FirstAdapters
 from rota.core.events import AdapterRefused, PromptsScored
-from rota.core.extras import Extra
 from rota.core.ids import AdapterId
 from rota.core.lora_paths import LoraPath
 from rota.engine.families.table import read_spec

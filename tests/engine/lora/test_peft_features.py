@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from rota.core.adapter import Extra
 from rota.core.config import FirstAdapters
-from rota.core.extras import Extra
 from rota.core.lora_paths import LoraPath
 from rota.engine.lora.files.brought import Brought
 from rota.engine.lora.files.ranks import UNKNOWN_RANK, Needs, needs_of

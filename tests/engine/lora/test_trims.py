@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from rota.core.extras import Extra
+from rota.core.adapter import Extra
 from rota.engine.lora.bank import Bank
 from rota.engine.lora.base import BaseMatrices
 from rota.engine.lora.reference import StackedProjector, project_with_lora

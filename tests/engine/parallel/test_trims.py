@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from rota.core.adapter import Extra
 from rota.core.config import FirstAdapters
 from rota.core.errors import AdapterError
-from rota.core.extras import Extra
 from rota.engine.families.table import read_spec
 from rota.engine.lora.base import BaseMatrices
 from rota.engine.lora.files.checkpoint import read_checkpoint

@@ -11,8 +11,8 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from rota.core.adapter import Extra
 from rota.core.config import FirstAdapters
-from rota.core.extras import Extra
 from rota.core.ids import AdapterId
 from rota.engine.families.table import read_spec
 from rota.engine.parallel.shard import Shard

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-from rota.core.events import Event, Preempted
-from rota.core.moved import Moved
+from rota.core.events import Event, Moved, Preempted
 from rota.server.answers.respond import VERSION_HEADER
 from tests.server.storm.calls import Call
 from tests.server.storm.library import Library, Part

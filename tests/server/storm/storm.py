@@ -29,9 +29,9 @@ from hypothesis.stateful import (
 )
 
 from rota.core.config import EngineConfig
+from rota.core.events import Moved
 from rota.core.ids import BASE
 from rota.core.messages import AddAdapter
-from rota.core.moved import Moved
 from rota.llm.config import build_device, engine_config
 from rota.runtime.registry import Registry
 from rota.server.app import create_app

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rota.core.errors import RequestError
-from rota.server.adapters.manager import upload
+from rota.server.adapters import upload
 from rota.server.adapters.upload import PIECE, WEIGHTS_FILE, TensorsFields, read_tensors, write_tensors
 from rota.server.calls.fields import read_body
 from tests.server.versions.serving import weights

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rota.text.tools.formats import FORMATS
-from rota.text.tools.json_value import JsonValue
+from rota.text.tools.json_calls import JsonValue
 from tests.text.tools.spoken import heard
 
 each_format = pytest.mark.parametrize("form", sorted(FORMATS))

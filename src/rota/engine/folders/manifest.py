@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rota.sources.contents import sha256_of
+from rota.sources.download import sha256_of
 
 MANIFEST = "manifest.json"
 

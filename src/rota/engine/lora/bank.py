@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rota.core.adapter import Extra
 from rota.core.errors import AdapterError
-from rota.core.extras import Extra
 from rota.core.ids import Slot
 from rota.engine.device import send
 from rota.engine.lora.base import BaseMatrices

@@ -11,9 +11,9 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from rota.core.adapter import Extra
 from rota.core.config import CacheConfig, FirstAdapters, LoraConfig
 from rota.core.errors import ConfigError
-from rota.core.extras import Extra
 from rota.engine.device import DeviceMemory
 from rota.engine.kv_cache import CacheShape
 from rota.engine.lora.files.ranks import PAGE_RANK, UNKNOWN_RANK, pages_for

@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor
 
-from rota.core.extras import Extra
+from rota.core.adapter import Extra
 from rota.engine.model.linear import Matrix, Projection
 from rota.engine.model.sites import SITES, SiteShape
 from rota.engine.weights.load import LayerWeights

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rota.core.extras import Extra
+from rota.core.adapter import Extra
 from rota.engine.lora.base import BaseEnds
 from rota.engine.lora.copies import copy_lines
 from rota.engine.lora.host import EndFactors, HostAdapter

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from rota.core.extras import Extra
+from rota.core.adapter import Extra
 
 NAMES = {
     Extra.TRIMS: "DoRA or biases",

@@ -13,7 +13,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from rota.core.extras import Extra
+from rota.core.adapter import Extra
 from rota.engine.lora.packing import Packing
 from rota.engine.model.sites import SiteShape
 from rota.machine import usable_processors

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rota.core.trials import Choice
+from rota.core.stages import Choice
 from rota.engine.model.timed import graph_milliseconds
 from rota.engine.trials import chosen
 

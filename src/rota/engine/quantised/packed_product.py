@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 from triton.runtime.errors import OutOfResources
 
-from rota.core.trials import Choice
+from rota.core.stages import Choice
 from rota.engine.model.timed import graph_milliseconds
 from rota.engine.quantised.carried import carried, carry
 from rota.engine.quantised.few_rows import Tuning, ended_for, multiply, written_out

@@ -20,12 +20,9 @@ from typing import Self
 from rota.core.capacity import Capacity
 from rota.core.ids import AdapterId
 from rota.core.policy_config import PolicyConfig
-from rota.policy.leavers import Leavers
-from rota.policy.outlook import Outlook
-from rota.policy.settled import Settled
-from rota.policy.slot_policy import SlotPolicy, Turn
+from rota.policy.slot_policy import Outlook, SlotPolicy, Turn
 from rota.policy.views import AdapterView, SlotsView
-from rota.policy.visits import Visits
+from rota.policy.visits import Leavers, Settled, Visits
 
 # Longer than any wait.
 BEHIND_NEWCOMERS_S = 1e6

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from rota.core.config import EngineConfig
 from rota.core.errors import ConfigError
-from rota.core.trials import Trial
+from rota.core.stages import Trial
 from rota.runtime.children import deaf_children
 from rota.runtime.lifeline import tied
 from rota.runtime.patience import KILL_S

@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from rota.core.errors import Fault, FaultCode, RequestError
-from rota.core.events import FinishReason
-from rota.core.moved import Moved
+from rota.core.events import FinishReason, Moved
 from rota.core.plan import TokenLogprobs
 from rota.core.request import Request, SamplingParams
 from rota.runtime.seeds import seeded

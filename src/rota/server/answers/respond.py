@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 from starlette.types import Receive, Scope, Send
 
 from rota.core.errors import Fault, RequestError
-from rota.core.moved import Moved
+from rota.core.events import Moved
 from rota.core.request import Request
 from rota.runtime.registry import Registry
 from rota.server.answers.answer import Answer, ParsedCall, Part

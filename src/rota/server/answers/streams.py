@@ -11,10 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from rota.core.errors import Fault, FaultCode, RequestError
-from rota.core.events import Admitted, Event, Finished, FinishReason, Produced, PromptsScored
+from rota.core.events import Admitted, Event, Finished, FinishReason, Moved, Produced, PromptsScored
 from rota.core.ids import RequestId
 from rota.core.messages import Abort, Submit
-from rota.core.moved import Moved
 from rota.core.plan import TokenLogprobs
 from rota.core.request import Request
 from rota.observe.journey import TraceHeaders

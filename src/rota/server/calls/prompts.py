@@ -10,9 +10,9 @@ from typing import Annotated, Any
 from pydantic import Field, WithJsonSchema
 
 from rota.core.errors import Fault, FaultCode, RequestError
-from rota.text.parsers import AS_THE_TEMPLATE_SAYS, Parsers
+from rota.text.control_tokens import texts_in
+from rota.text.speech import AS_THE_TEMPLATE_SAYS, Parsers
 from rota.text.tokenizer import Tokenizer
-from rota.text.user_text import texts_in
 
 Tokens = tuple[int, ...]
 

@@ -24,7 +24,7 @@ from rota.runtime.room.room import FullError, Room
 from rota.server.access.keys import ANYONE, Key
 from rota.server.calls.prompts import TextLimits, Texts
 from rota.server.errors import RetryLater
-from rota.text.parsers import AS_THE_TEMPLATE_SAYS, Parsers
+from rota.text.speech import AS_THE_TEMPLATE_SAYS, Parsers
 from rota.text.tokenizer import Tokenizer
 
 # ── reading room ────────────────────────────────────────────────────────────────────────────────────────────────────

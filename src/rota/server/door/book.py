@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from rota.core.config import ListenConfig
 from rota.core.errors import ConfigError
-from rota.core.listen_config import ListenConfig
-from rota.observe.connection_meters import Closure, ConnectionMeters, Refusal
+from rota.observe.meters import Closure, ConnectionMeters, Refusal
 
 # ── open files ──────────────────────────────────────────────────────────────────────────────────────────────────────
 # The limit of open files bounds connections, because every socket is an open file.

@@ -8,8 +8,8 @@ import os
 import ssl
 import stat
 
+from rota.core.config import ListenConfig
 from rota.core.errors import ConfigError
-from rota.core.listen_config import ListenConfig
 
 LOG = logging.getLogger("rota.server")
 

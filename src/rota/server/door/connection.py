@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from rota.core.config import ListenConfig
 from rota.core.errors import Fault, FaultCode
-from rota.core.listen_config import ListenConfig
-from rota.observe.connection_meters import Closure
+from rota.observe.meters import Closure
 from rota.server.door.book import OpenConnection
 from rota.server.door.handover import EXTENSION, LEAST_BYTES, Handover
 from rota.server.errors import ERROR_KINDS, error_body

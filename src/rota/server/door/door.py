@@ -12,9 +12,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from rota.core.config import ListenConfig
 from rota.core.errors import Fault, FaultCode
-from rota.core.listen_config import ListenConfig
-from rota.observe.connection_meters import Closure, ConnectionMeters, Refusal
+from rota.observe.meters import Closure, ConnectionMeters, Refusal
 from rota.server.door.book import (
     ENOUGH,
     RESERVE,

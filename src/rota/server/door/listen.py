@@ -15,7 +15,7 @@ from fastapi import FastAPI
 
 from rota.core.config import ServerConfig
 from rota.core.errors import EngineLostError, RotaError
-from rota.observe.connection_meters import ConnectionMeters
+from rota.observe.meters import ConnectionMeters
 from rota.runtime.children import freeze_heap
 from rota.runtime.closable import ClosableService
 from rota.runtime.service import Phase

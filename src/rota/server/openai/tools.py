@@ -14,7 +14,7 @@ from rota.core.errors import RequestError
 from rota.core.grammar import Grammar
 from rota.grammar.texts import Tag, either, json_schema, tagged
 from rota.server.calls.fields import Fields
-from rota.text.tools.written import WRITTEN, Written, written_in
+from rota.text.tools.formats import WRITTEN, Written, written_in
 
 # ── tool fields ─────────────────────────────────────────────────────────────────────────────────────────────────────
 # The fields that let a model call tools, and think.

@@ -15,7 +15,7 @@ from rota.core.ids import AdapterId, RequestId
 from rota.core.request import Request
 from rota.core.tenant import Tenant
 from rota.observe.journey import Journey
-from rota.observe.traffic_meters import TrafficMeters
+from rota.observe.meters import TrafficMeters
 from rota.runtime.registry import Registry
 from rota.server.adapters.manager import AdapterManager
 from rota.server.answers.streams import Reply

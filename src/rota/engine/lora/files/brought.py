@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from rota.core.adapter import Adapter
 from rota.core.lora_paths import LoraPath
-from rota.sources.places import address_of
+from rota.sources.address import address_of
 from rota.sources.sources import Sources
 
 

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rota.core.adapter import Extra
 from rota.core.errors import AdapterError
-from rota.core.extras import Extra
 from rota.engine.lora.base import BaseEnds, BaseMatrices
 from rota.engine.lora.files.checks import SlotKind, refusals, values_not_finite
 from rota.engine.lora.files.extras import Extras, ExtrasReader

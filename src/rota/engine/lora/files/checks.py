@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
-from rota.core.adapter import Adapter
+from rota.core.adapter import Adapter, Extra
 from rota.core.errors import AdapterError
-from rota.core.extras import Extra
 from rota.engine.lora.files.brought import Brought
 from rota.engine.lora.files.folder import AdapterFolder, FolderFiles
 from rota.engine.lora.files.outline import Ask, answer

@@ -12,8 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from rota.core.adapter import Extra
 from rota.core.errors import AdapterChangedError, AdapterError
-from rota.core.extras import Extra
 from rota.engine.lora.files.outline import (
     LONGEST_CONFIG,
     LONGEST_HEADER,

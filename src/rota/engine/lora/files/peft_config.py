@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from rota.core.adapter import Extra
 from rota.core.errors import ModelError
-from rota.core.extras import Extra
 from rota.engine.model.config_file import ConfigFile
 
 # ── names ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from rota.core.adapter import Extra
 from rota.core.errors import AdapterError, ModelError
-from rota.core.extras import Extra
 from rota.core.lora_paths import LoraPath
 from rota.engine.lora.files.brought import Brought
 from rota.engine.lora.files.outline import LONGEST_CONFIG, Ask, Extras, ExtrasOf, answer, answered, parsed

@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from rota.core.adapter import Adapter
 from rota.core.errors import AdapterError
 from rota.engine.lora.host import HostAdapter
-from rota.sources.places import hide_root
+from rota.sources.address import hide_root
 
 # A rank-64 adapter of an 8B model is 340 MB; a network disk that takes longer than this has failed.
 TIMEOUT_S = 120.0
