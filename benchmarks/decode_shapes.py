@@ -26,12 +26,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rota.engine.attention.triton_attention import TritonAttention
-from rota.engine.attention.triton_tuning import (
+from rota.engine.attention.triton_attention import (
     EIGHT_BIT_DECODES,
     FEW_DECODES,
     FEW_EIGHT_BIT_DECODES,
     DecodeTuning,
+    TritonAttention,
 )
 from rota.engine.layer_cache import LayerCache
 from rota.engine.ops import fused

@@ -23,7 +23,7 @@ from front.clients import Window, first_tokens, token_ages
 from front.serving import model_folder, serve, serving
 from front.ticks import TickReader
 
-from rota.bench.prompts import random_text
+from rota.bench.questions import random_text
 from rota.observe.summary import spread
 from rota.text.tokenizer import Tokenizer
 

@@ -28,8 +28,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
-from rota.engine.attention.triton_attention import TritonAttention
-from rota.engine.attention.triton_tuning import DecodeTuning, PrefillTuning
+from rota.engine.attention.triton_attention import DecodeTuning, PrefillTuning, TritonAttention
 from rota.engine.layer_cache import LayerCache, from_eight_bits, in_eight_bits_together, writable
 from rota.engine.ops import fused, reference
 from rota.engine.step.device_step import DeviceStep, PrefillPart, int32

@@ -27,8 +27,7 @@ import torch
 from long_steps import LONGEST, measure_steps
 from torch import Tensor
 
-from rota.engine.attention.triton_attention import TritonAttention
-from rota.engine.attention.triton_tuning import DecodeTuning, PrefillTuning
+from rota.engine.attention.triton_attention import DecodeTuning, PrefillTuning, TritonAttention
 from rota.engine.layer_cache import LayerCache
 from rota.engine.step.device_step import DeviceStep, PrefillPart, int32
 

@@ -26,7 +26,7 @@ from rota.engine.lora.files.ranks import PAGE_RANK, pages_for
 from rota.engine.lora.layout import SiteFactors
 from rota.engine.lora.triton_ops import DECODE, PREFILL, Tuning, add_lora, shrink
 from rota.engine.model.sites import SiteShape
-from rota.engine.step.lora_batch import LoraBatch
+from rota.engine.step.device_step import LoraBatch
 
 LAYERS = 32
 SHAPES = (

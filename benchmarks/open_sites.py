@@ -47,8 +47,7 @@ from rota.engine.ops import fused, with_adapters
 from rota.engine.ops.protocol import Operations
 from rota.engine.ops.rounding import RoundingOperations
 from rota.engine.ops.with_adapters import SHAPES, Shapes
-from rota.engine.step.device_step import DeviceStep, int32
-from rota.engine.step.lora_batch import LoraBatch
+from rota.engine.step.device_step import DeviceStep, LoraBatch, int32
 from rota.engine.weights.load import dummy_weights
 from rota.engine.weights.makers import EightBitFloats
 

@@ -35,7 +35,7 @@ from long_rows import bandwidth
 from torch import Tensor
 from torch.nn import functional
 
-from rota.engine.model.timed import graph_milliseconds
+from rota.engine.model.gemm_choice import graph_milliseconds
 from rota.engine.quantised.codes import Codes, Scaled
 from rota.engine.quantised.eight_bit import in_eight_bit_floats
 from rota.engine.quantised.packed_product import TRIED_ROWS, PackedProduct, WrittenOutProduct

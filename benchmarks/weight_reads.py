@@ -46,11 +46,9 @@ from torch import Tensor
 from rota.engine.families.table import read_spec
 from rota.engine.parallel.shard import Cut
 from rota.engine.weights.load import load_weights
-from rota.engine.weights.reads.copier import Wait
 from rota.engine.weights.reads.parallel import ParallelReads
 from rota.engine.weights.reads.pinned import no_copier, pinned_on_gpu
-from rota.engine.weights.reads.places import Place, read_places
-from rota.engine.weights.reads.ring import RingSetup
+from rota.engine.weights.reads.ring import Place, RingSetup, Wait, read_places
 from rota.engine.weights.shards import Shards
 
 HEADS = ("to", "way", "threads", "buffer, MB", "seconds", "of processors", "GB/s")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from rota.bench.sse import DONE, EventReader
+from rota.bench.client import DONE, EventReader
 
 from .documented import documented
 

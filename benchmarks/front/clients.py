@@ -14,8 +14,8 @@ import msgspec
 
 from front.serving import Served
 from front.ticks import TickReader
-from rota.bench.prompts import random_text
-from rota.bench.sse import DONE, EventReader
+from rota.bench.client import DONE, EventReader
+from rota.bench.questions import random_text
 from rota.runtime.children import freeze_heap
 
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import uvloop
 
-from rota.bench.prompts import random_text
+from rota.bench.questions import random_text
 
 EVENT, END = b"data:", b"0\r\n\r\n"
 

@@ -18,9 +18,8 @@ from rota.core.ids import AdapterId, RequestId
 from rota.core.messages import Abort, AddAdapter, Message, RemoveAdapter, Submit
 from rota.core.request import Request, SamplingParams
 from rota.observe.summary import Recorder
-from rota.workload.arrivals import Ask, asks
+from rota.workload.arrivals import Ask, Visit, asks, visits
 from rota.workload.scenario import Scenario
-from rota.workload.transient import Visit, visits
 
 # A moment to make the first prompts in.
 AHEAD_S = 0.05

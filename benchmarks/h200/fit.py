@@ -26,10 +26,8 @@ from typing import Any
 
 from rota.core.config import SchedulerConfig
 from rota.engine.step.frames import Prompts, decode_frames, mixed_frames
-from rota.sim.calibrate import calibrate, errors, write_cost
-from rota.sim.cost import LinearCost, read_cost
-from rota.sim.graphs import Graphs
-from rota.sim.step_shapes import MeasuredStep
+from rota.sim.calibrate import MeasuredStep, calibrate, errors, write_cost
+from rota.sim.cost import Graphs, LinearCost, read_cost
 from rota.workload.scenario import Client, Scenario
 
 from .__main__ import PATIENCE, SPARE_S, WARM_UP_LIMIT_S, prepare, say, server_options

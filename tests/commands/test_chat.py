@@ -21,8 +21,7 @@ import pytest
 from rota.cli import main
 from rota.commands.chat.command import chat
 from rota.commands.chat.config import ChatConfig
-from rota.commands.chat.remote import Piece
-from rota.commands.chat.talk import AnswerClock
+from rota.commands.chat.talk import AnswerClock, Piece
 from rota.server.access.keys import Key, KeyRing, digest_of
 from tests.fakes import FakeDevice, alphabet
 from tests.processes import Program, started

@@ -16,8 +16,7 @@ from rota.core.config import EngineConfig
 from rota.core.lora_paths import LoraPath
 from rota.core.policy_config import PolicyConfig
 from rota.dashboard.feed import Feed
-from rota.dashboard.routes import install_dashboard
-from rota.dashboard.stream import Viewers
+from rota.dashboard.routes import Viewers, install_dashboard
 from rota.runtime.closable import ClosableService
 from rota.runtime.preloaded import PreloadedService
 from rota.runtime.registry import Registry

@@ -27,11 +27,9 @@ from rota.core.events import (
 from rota.core.ids import BASE, AdapterId, EngineId, RequestId, Slot
 from rota.core.standstill import StoodStill
 from rota.dashboard import feed as feed_module
-from rota.dashboard.feed import MOST_ROWS, Feed, Seen
+from rota.dashboard.feed import MOST_ROWS, MOST_TARGETS, Feed, Seen
 from rota.dashboard.lanes import MOST_TENURES
-from rota.dashboard.tenants import MOST_TENANTS
-from rota.dashboard.traffic import MOST_TARGETS
-from rota.dashboard.trouble import MOST_KINDS, MOST_RESTARTS
+from rota.dashboard.tenants import MOST_KINDS, MOST_RESTARTS, MOST_TENANTS
 from rota.runtime.replicas.roster import joint_state
 from rota.runtime.service import Phase, ServiceState
 from rota.server.traffic.route import Route, Split

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import httpx
 import pytest
 
-from rota.dashboard.stream import FRAME_S
+from rota.dashboard.routes import FRAME_S
 from rota.server.access.keys import Key
 from tests.dashboard.stage import Stage, stage
 from tests.waiting import PATIENCE_S, until

@@ -12,7 +12,7 @@ from rota.core.errors import Fault, FaultCode, RequestError
 from rota.core.ids import BASE
 from rota.core.messages import Inspect
 from rota.dashboard.feed import Feed
-from rota.dashboard.stream import FRAME_S, Viewers
+from rota.dashboard.routes import FRAME_S, Viewers
 from rota.runtime.service import Phase, ServiceState
 from tests.builders import capacity
 

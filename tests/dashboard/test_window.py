@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from rota.core.ids import AdapterId
 from rota.dashboard.frame import Spread
-from rota.dashboard.histogram import bucket_of, spread_of
-from rota.dashboard.window import BIN_S, CHART_BINS, SPANS_S, Bin, Span, Window
+from rota.dashboard.window import BIN_S, CHART_BINS, SPANS_S, Bin, Span, Window, bucket_of, spread_of
 
 
 def histogram(*durations: float):

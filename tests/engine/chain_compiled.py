@@ -11,7 +11,7 @@ from typing import Any
 import triton.language as tl
 
 from rota.engine.model.gemm_choice import NARROW
-from rota.engine.ops.fused_kernels import rms_norm_kernel, silu_multiply_kernel
+from rota.engine.ops.kernels import rms_norm_kernel, silu_multiply_kernel
 from rota.engine.row_product import row_product_kernel
 from tests.engine.kernels_compiled import compile_kernel
 

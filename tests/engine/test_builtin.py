@@ -14,8 +14,14 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rota.core.errors import ModelError
-from rota.engine.folders.builtin import MODEL_NAME, builtin_adapters, builtin_model_folder, unpack_once
-from rota.engine.folders.manifest import MANIFEST, damage_of
+from rota.engine.folders.builtin import (
+    MANIFEST,
+    MODEL_NAME,
+    builtin_adapters,
+    builtin_model_folder,
+    damage_of,
+    unpack_once,
+)
 from rota.text.tokenizer import Tokenizer
 from tests.engine.tiny_gguf import tiny_llama, write_tiny_gguf
 from tests.processes import started

@@ -13,7 +13,7 @@ from rota.core.plan import NO_TOKEN
 from rota.engine.sampling.draw import argmax, choose, cutoff, draw, mask_nan_rows, mix, sort_values, uniform
 from tests.engine.triton_interpreter import DEVICE, load
 
-triton_draw = load("rota.engine.sampling.triton_draw")
+triton_draw = load("rota.engine.sampling.triton_sampling")
 VOCABULARY = 300
 LARGE = triton_draw.LARGEST_TILE + VOCABULARY  # two tiles
 

@@ -8,7 +8,7 @@ from rota.core.adapter import Adapter
 from rota.core.errors import AdapterError, DiskError, FaultCode
 from rota.core.ids import AdapterId
 from rota.core.messages import AdapterFailed
-from rota.engine.far_adapters import Causes
+from rota.engine.lora.adapters import Causes
 from rota.sources.source import ChangedError, UnreachableError
 
 FAR = Adapter(adapter_id=AdapterId(1), name="far", path="s3://bucket/far#0123456789abcdef")

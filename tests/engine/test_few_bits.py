@@ -10,12 +10,12 @@ import torch
 from rota.core.config import ModelConfig
 from rota.core.errors import ConfigError
 from rota.engine.cpu.processor import Processor
-from rota.engine.few_bits import choose_maker
+from rota.engine.precision import choose_maker
 from rota.engine.quantised.files import GroupsFile
 from rota.engine.quantised.maker import Maker
 from rota.engine.quantised.matrices import FourBit
 from rota.engine.weights.layouts.awq import AwqLayout
-from rota.engine.weights.layouts.float8 import Float8Layout
+from rota.engine.weights.layouts.fp8 import Float8Layout
 from rota.engine.weights.makers import EightBitFloats, FourBitCodes, FourBitGroups
 
 ARM, OLD = Processor(frozenset(), "dynamic"), Processor(frozenset(), None)

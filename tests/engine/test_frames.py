@@ -19,9 +19,9 @@ from rota.engine.families.family import Kernels
 from rota.engine.families.table import make_model, read_spec
 from rota.engine.kv_cache import CacheShape, KVCache
 from rota.engine.ops import reference
-from rota.engine.step.computed import Computed
 from rota.engine.step.frames import DECODE_STEP, MOST_CHUNKS, Frame, Prompts, mixed_frame, mixed_frames
 from rota.engine.step.graphs import StepGraphs
+from rota.engine.step.results import Computed
 from rota.engine.weights.load import load_weights
 from tests.engine.graph_stubs import no_graph
 from tests.engine.model_factory import make_tiny_model

@@ -12,9 +12,9 @@ from torch import Tensor
 from rota.core.ids import Row
 from rota.core.plan import Chunk, StepPlan
 from rota.engine.step import graphs
-from rota.engine.step.computed import Computed
 from rota.engine.step.frames import MOST_CHUNKS, Frame, mixed_frame
 from rota.engine.step.graphs import LARGE, WANTED_IF_LARGE, WANTED_OFTEN, GraphCapture, Kind, StepGraph, StepGraphs
+from rota.engine.step.results import Computed
 
 FRAMES = [Frame(1, page_changes=1), Frame(4, page_changes=4), mixed_frame(1, 32), mixed_frame(4, 8)]
 KINDS = [(frame, has_adapters) for frame in FRAMES for has_adapters in (False, True)]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rota.engine.folders import manifest
-from rota.engine.folders.manifest import damage_of, write_manifest
+from rota.engine.folders import builtin
+from rota.engine.folders.builtin import damage_of, write_manifest
 
 SIZE = 9 << 20
 
@@ -28,8 +28,8 @@ def folder(tmp_path: Path) -> Path:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The files that are read."""
     read: list[str] = []
-    digest = manifest.sha256_of
-    monkeypatch.setattr(manifest, "sha256_of", lambda path: read.append(path.name) or digest(path))
+    digest = builtin.sha256_of
+    monkeypatch.setattr(builtin, "sha256_of", lambda path: read.append(path.name) or digest(path))
     return read
 
 

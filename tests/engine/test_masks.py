@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from rota.engine.sampling.biases import Biases, add_biases
 from rota.engine.sampling.masks import Limits, Masks, mask_logits, packed
+from rota.engine.sampling.restrictions import Biases, add_biases
 from tests.engine.fake_grammars import masks_of
 from tests.engine.triton_interpreter import DEVICE, load
 
-triton_masks = load("rota.engine.sampling.triton_masks")
-triton_biases = load("rota.engine.sampling.triton_biases")
+triton_masks = load("rota.engine.sampling.triton_sampling")
+triton_biases = load("rota.engine.sampling.triton_sampling")
 
 
 def on_device(logits: Tensor, masks: Masks | None, limits: Limits | None) -> Tensor:
@@ -33,7 +33,7 @@ WAYS = pytest.mark.parametrize("way", [mask_logits, on_device], ids=["cpu", "tri
 
 
 @WAYS
-@pytest.mark.parametrize("vocabulary", [31, 32, 300, triton_masks.LARGEST_TILE + 45])
+@pytest.mark.parametrize("vocabulary", [31, 32, 300, triton_masks.LARGEST_MASK_TILE + 45])
 def test_what_a_mask_does_not_name_is_impossible(way, vocabulary):
     dice = random.Random(vocabulary)
     allowed = [
@@ -102,7 +102,7 @@ def limits_of(rows: list[int], lengths: list[int], vocabulary: int) -> Limits:
 
 
 @WAYS
-@pytest.mark.parametrize("vocabulary", [33, triton_masks.LARGEST_TILE + 45])
+@pytest.mark.parametrize("vocabulary", [33, triton_masks.LARGEST_MASK_TILE + 45])
 def test_limits_hold_for_the_rows_that_have_them_and_for_as_long_as_they_do(way, vocabulary):
     rows, lengths = [3, 0, 1, 2, 3, 2], [6, 6, 6, 6, 7, 7]
     logits = torch.randn(len(rows), vocabulary)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rota.core.errors import ModelError
-from rota.engine.precompile import precompiled
+from rota.engine.build import precompiled
 from rota.engine.step.frames import Prompts
 from tests.waiting import PATIENCE_S
 

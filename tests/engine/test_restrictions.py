@@ -17,9 +17,8 @@ from rota.core.grammar import Grammar
 from rota.core.ids import BASE, RequestId, Row
 from rota.core.plan import NO_CHOICE, Seat
 from rota.core.request import SamplingParams
-from rota.engine.sampling.bad_words import BadWords
 from rota.engine.sampling.draw import keep_top_sigmas
-from rota.engine.sampling.guides import Guides
+from rota.engine.sampling.guides import BadWords, Guides
 from rota.engine.sampling.sampler import Sampler
 from tests.engine.eager_story import build
 from tests.engine.fake_grammars import FakeGrammars, obeys

@@ -14,7 +14,7 @@ from rota.core.ids import BASE, RequestId, Row
 from rota.core.plan import Seat
 from rota.core.request import SamplingParams
 from rota.engine.sampling.sampler import Sampler
-from rota.engine.step.sampled import Sampled
+from rota.engine.step.results import Sampled
 
 VOCABULARY = 64
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

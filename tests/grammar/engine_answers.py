@@ -15,7 +15,7 @@ import jsonschema
 from rota import LLM, SamplingParams
 from rota.core.grammar import Grammar
 from rota.grammar import texts
-from rota.llm.completion import Completion
+from rota.llm.llm import Completion
 from tests.engine.lora.adapter_factory import make_adapter
 from tests.engine.model_factory import make_tiny_model
 from tests.grammar.formats import FORMATS

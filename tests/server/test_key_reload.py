@@ -12,8 +12,7 @@ import httpx
 import pytest
 
 from rota.dashboard.feed import Feed
-from rota.dashboard.routes import install_dashboard
-from rota.dashboard.stream import Viewers
+from rota.dashboard.routes import Viewers, install_dashboard
 from rota.runtime.registry import Registry
 from rota.server.access import key_file
 from rota.server.access.access import Access

@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 
 from rota.core.errors import ConfigError
-from rota.sim.calibrate import calibrate, read_timings, write_cost
-from rota.sim.cost import LinearCost, read_cost
-from rota.sim.graphs import Graphs
-from rota.sim.step_shapes import FITTED, MeasuredStep
+from rota.sim.calibrate import FITTED, MeasuredStep, calibrate, read_timings, write_cost
+from rota.sim.cost import Graphs, LinearCost, read_cost
 
 TRUTH = LinearCost(
     name="truth",

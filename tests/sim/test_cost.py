@@ -9,8 +9,7 @@ import pytest
 from rota.core.errors import ConfigError
 from rota.core.ids import Row
 from rota.core.plan import Chunk, StepPlan
-from rota.sim.cost import LinearCost, read_cost
-from rota.sim.graphs import Graphs
+from rota.sim.cost import Graphs, LinearCost, read_cost
 
 SHIPPED = sorted(entry.name.removesuffix(".toml") for entry in (files("rota.sim") / "costs").iterdir())
 COST = LinearCost(

@@ -13,8 +13,8 @@ from rota.runtime.routing.router import Router
 from rota.scheduler import Scheduler
 from rota.sim.cost import LinearCost, read_cost
 from rota.sim.fleet import Fleet
-from rota.sim.mail import Mail
 from rota.sim.run import Simulation, scheduler_config
+from rota.sim.world import Mail
 from rota.workload.scenario import read_scenario
 from tests.builders import capacity, submit
 

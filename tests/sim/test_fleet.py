@@ -14,9 +14,8 @@ from rota.runtime.routing.router import Router
 from rota.scheduler import Scheduler
 from rota.sim.cost import ConstantCost, read_cost
 from rota.sim.fleet import Fleet
-from rota.sim.mail import Mail
 from rota.sim.run import Simulation
-from rota.sim.world import VirtualWorld
+from rota.sim.world import Mail, VirtualWorld
 from rota.workload.scenario import Client, Scenario
 from tests.builders import abort, add_adapter, capacity, submit
 from tests.processes import run_program

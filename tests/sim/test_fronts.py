@@ -11,8 +11,7 @@ from rota.core.events import AdapterAdded, Admitted, Event, SlotChanged, SlotSta
 from rota.core.ids import BASE, AdapterId, EngineId, RequestId, Slot
 from rota.runtime.routing.router import Router
 from rota.sim.cost import ConstantCost
-from rota.sim.fronts import BALANCERS, Fronts
-from rota.sim.picker import SCRAPE_S, Picker
+from rota.sim.fronts import BALANCERS, SCRAPE_S, Fronts, Picker
 from rota.sim.run import Simulation
 from rota.workload.scenario import Client, Scenario
 from tests.builders import request

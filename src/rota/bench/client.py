@@ -11,10 +11,28 @@ import aiohttp
 import msgspec
 
 from rota.bench.backends import ENDINGS, Backend, Usage
-from rota.bench.sse import DONE, EventReader
+from rota.core.errors import ConfigError
 from rota.core.events import Finished, FinishReason
 from rota.core.ids import RequestId
 from rota.observe.summary import Record
+
+# ── sse ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# Server-sent events are read as the bytes come: the text after `data:` in every complete line.
+
+DONE = b"[DONE]"
+
+
+class EventReader:
+    """Bytes in, payloads out. Comments are dropped: servers send them to keep a quiet connection alive."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        lines = (self._rest + data).split(b"\n")
+        self._rest = lines.pop()
+        return [line[5:].strip() for line in lines if line.startswith(b"data:")]
+
 
 LONGEST_REASON = 200  # characters of a server's error that are kept
 
@@ -136,3 +154,41 @@ def _explain(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "nothing came for too long"
     return str(error) or type(error).__name__
+
+
+# ── server list ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# A server lists what it serves: the base model and its adapters.
+
+
+@dataclass(frozen=True, slots=True)
+class ServerList:
+    """The base model's name, and the path of every adapter by name, in the server's order."""
+
+    base: str
+    paths: dict[str, str]
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        return tuple(self.paths)
+
+    def path_of(self, adapter: str) -> str:
+        if adapter not in self.paths:
+            raise ConfigError(f"The server does not list {adapter}, so a transient cannot be loaded from its folder.")
+        return self.paths[adapter]
+
+
+async def list_models(server: Server, base: str | None) -> ServerList:
+    """Read /v1/models. Raises ConfigError if there is no usable answer."""
+    try:
+        async with server.session.get(f"{server.url}/v1/models") as response:
+            text = await response.text()
+            if response.status != 200:
+                raise ConfigError(f"{server.url}/v1/models answers {response.status}: {message_of(text)}")
+            entries: list[dict[str, Any]] = (await response.json())["data"]
+    except (aiohttp.ClientError, OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"There is no answer at {server.url}/v1/models: {error}.") from error
+    names = [entry["id"] for entry in entries if not entry.get("parent")]
+    if base is None and not names:
+        raise ConfigError(f"{server.url} lists no base model; name one with --model.")
+    paths = {entry["id"]: str(entry.get("root") or "") for entry in entries if entry.get("parent")}
+    return ServerList(base or names[0], paths)

@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 import aiohttp
 
 from rota.bench.backends import BACKENDS
-from rota.bench.client import AnswerFailed, Server
+from rota.bench.client import AnswerFailed, Server, ServerList, list_models
 from rota.bench.config import BenchConfig
 from rota.bench.questions import read_workload, warmups
-from rota.bench.server_list import ServerList, list_models
 from rota.bench.workload import ClientQuestions, Question, Transient, Workload
 from rota.core.errors import ConfigError
 from rota.core.events import Finished, FinishReason

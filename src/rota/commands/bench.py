@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from rota.bench.config import BenchConfig
-from rota.commands.flags import config_file, make_command, quiet_flag, with_file
-from rota.commands.outputs import check_outputs
+from rota.commands.flags import check_outputs, config_file, make_command, quiet_flag, with_file
 from rota.core.options import build, options_of
 from rota.engine.progress import Progress
 
@@ -67,7 +66,7 @@ def _write(config: BenchConfig, run: Run, found: dict[str, Any]) -> None:
         with Path(config.output_file).open("a", encoding="utf-8") as file:
             file.write(json.dumps(found) + "\n")
     if config.plot:
-        from rota.bench.plot import plot
+        from rota.bench.report import plot
 
         plot(run, config.backend, Path(config.plot))
 

@@ -11,8 +11,7 @@ from typing import Any, Literal, get_args
 
 import typer
 
-from rota.commands.flags import config_file, make_command, parameter, quiet_flag, with_file
-from rota.commands.outputs import check_outputs
+from rota.commands.flags import check_outputs, config_file, make_command, parameter, quiet_flag, with_file
 from rota.core.config import LoraConfig, SchedulerConfig
 from rota.core.errors import ConfigError
 from rota.core.events import Event, Finished

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Protocol
 
 from rota.core.adapter import Adapter
 from rota.core.events import (
@@ -18,6 +19,7 @@ from rota.core.events import (
     Event,
     Finished,
     HostChanged,
+    HostState,
     Inspected,
     PauseChanged,
     Preempted,
@@ -25,16 +27,109 @@ from rota.core.events import (
     SlotChanged,
 )
 from rota.core.ids import BASE, AdapterId, EngineId, RequestId
-from rota.dashboard.frame import AdapterRow, EngineFrame, Frame
-from rota.dashboard.histogram import bucket_of
+from rota.dashboard.frame import AdapterRow, EngineFrame, Frame, TargetRow
 from rota.dashboard.lanes import Lanes
-from rota.dashboard.standings import merged
-from rota.dashboard.tenants import Tenants
-from rota.dashboard.traffic import RouteView, target_rows
-from rota.dashboard.trouble import Trouble
-from rota.dashboard.whereabouts import Whereabouts
-from rota.dashboard.window import SPANS_S, Span, Window
+from rota.dashboard.tenants import Tenants, Trouble
+from rota.dashboard.window import SPANS_S, Span, Window, bucket_of
 from rota.runtime.service import Phase, ServiceState
+
+# ── standings ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# Standings of the same adapter on several engines become one, as the page shows an adapter once.
+
+
+def merged(standings: Iterable[AdapterStanding]) -> dict[AdapterId, AdapterStanding]:
+    """The sums by adapter; the reason is that of the request that has waited longest."""
+    found: dict[AdapterId, AdapterStanding] = {}
+    for one in standings:
+        before = found.get(one.adapter_id)
+        found[one.adapter_id] = _together(before, one) if before else one
+    return found
+
+
+def _together(one: AdapterStanding, other: AdapterStanding) -> AdapterStanding:
+    waiting = [standing for standing in (one, other) if standing.oldest_at is not None]
+    oldest = min(waiting, key=lambda standing: standing.oldest_at or 0.0, default=one)
+    return replace(
+        oldest,
+        waiting=one.waiting + other.waiting,
+        running=one.running + other.running,
+        parked=one.parked + other.parked,
+    )
+
+
+# ── whereabouts ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# Where an adapter lies that is in no slot: in host memory, on its way there, on disk, or at its source.
+
+
+class Whereabouts:
+    """Follows reads and drops of every engine. An adapter that was never read takes no memory."""
+
+    def __init__(self) -> None:
+        self._states: dict[AdapterId, dict[EngineId, HostState]] = {}
+
+    def hear(self, event: HostChanged | AdapterRemoved) -> None:
+        if isinstance(event, AdapterRemoved):
+            self._states.pop(event.adapter_id, None)
+        else:
+            self._states.setdefault(event.adapter_id, {})[event.engine_id] = event.state
+
+    def clear(self, engine: EngineId) -> None:
+        """An engine is down, and its memory with it."""
+        for states in self._states.values():
+            if engine in states:
+                states[engine] = HostState.GONE
+
+    def of(self, adapter: Adapter) -> str:
+        """`host`, `reading`, `disk` or `source`: the nearest, over all engines."""
+        states = self._states.get(adapter.adapter_id, {}).values()
+        if HostState.HELD in states:
+            return "host"
+        if HostState.READING in states:
+            return "reading"
+        # What was read from afar once was kept on disk.
+        return "disk" if states or not adapter.is_far else "source"
+
+
+# ── traffic ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# Traffic on the page: a row for each target of each name whose requests are sent by weight.
+
+MOST_TARGETS = 40
+
+
+class RouteView(Protocol):
+    """A traffic route, as far as the page shows it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def weights(self) -> Mapping[str, float]: ...
+
+    @property
+    def requests(self) -> Mapping[str, int]: ...
+
+    @property
+    def shadow(self) -> str | None: ...
+
+    @property
+    def note(self) -> str:
+        """Why it is not as it was set; empty if it is."""
+        ...
+
+
+def target_rows(routes: Iterable[RouteView]) -> tuple[TargetRow, ...]:
+    return tuple(islice((row for route in routes for row in _rows(route)), MOST_TARGETS))
+
+
+def _rows(route: RouteView) -> Iterator[TargetRow]:
+    note = route.note
+    for target, weight in route.weights.items():
+        requests = route.requests.get(target, 0)
+        yield TargetRow(name=route.name, target=target, weight=weight, requests=requests, note=note)
+        note = ""  # once for a name
+    if route.shadow:
+        yield TargetRow(name=route.name, target=route.shadow, weight=None, requests=0, note="copies; answers dropped")
+
 
 MOST_ROWS = 40
 MOST_OPEN = 100_000

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import functools
-from contextlib import nullcontext
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 
@@ -12,16 +16,14 @@ from rota.core.capacity import Capacity
 from rota.core.config import EngineConfig
 from rota.engine.attention.protocol import Attention
 from rota.engine.attention.torch_attention import TorchAttention
-from rota.engine.bank_choice import choose_bank, extra_bytes, unpacks
-from rota.engine.choices import Choices, choose, sharers
+from rota.engine.choices import Choices, choose, choose_bank, extra_bytes, sharers, unpacks
 from rota.engine.cpu.threads import Threads, choose_threads, set_threads
 from rota.engine.device import device_memory, free_memory
 from rota.engine.engine import Engine
 from rota.engine.families.family import Kernels
 from rota.engine.families.table import make_model
-from rota.engine.far_adapters import FarAdapters, checked_first
 from rota.engine.kv_cache import CacheShape, KVCache, count_blocks
-from rota.engine.lora.adapters import Adapters, Project
+from rota.engine.lora.adapters import Adapters, FarAdapters, Project, checked_first
 from rota.engine.lora.bank import Bank
 from rota.engine.lora.base import BaseEnds, BaseMatrices
 from rota.engine.lora.embed_head import EndBank, Ends, TorchEnds, matrix_bytes
@@ -36,15 +38,54 @@ from rota.engine.model.sites import site_shapes
 from rota.engine.ops import reference
 from rota.engine.ops.cpu import CPUOperations
 from rota.engine.ops.protocol import Operations
+from rota.engine.parallel.gpu_group import join
 from rota.engine.parallel.group import ONE_RANK, Group
-from rota.engine.parallel.joining import join
-from rota.engine.precompile import precompiled
-from rota.engine.stages import StageRecorder
 from rota.engine.step.frames import DECODE_STEP, Prompts
-from rota.engine.trials import Trials
+from rota.engine.trials import StageRecorder, Trials
 from rota.engine.weights.load import Weights, dummy_weights, load_weights
 from rota.engine.weights.makers import EightBitFloats
 from rota.sources.sources import sources_at
+
+# ── precompile ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# Kernels are compiled on a model of one layer while the weights of the real model are still being read.
+
+
+class Precompiles(Protocol):
+    def precompile(self, prompts: Prompts) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@contextmanager
+def precompiled(
+    build: Callable[[], Precompiles], prompts: Prompts, stage: StageRecorder | None = None
+) -> Iterator[None]:
+    """Compile in a thread beside the body; ends when both have ended. Triton keeps compiled kernels on disk too."""
+    failures: list[Exception] = []
+    stage = stage or StageRecorder()
+
+    def compile_all() -> None:
+        try:
+            with torch.inference_mode(), stage("kernels"):
+                engine = build()
+                engine.precompile(prompts)
+                engine.close()
+                del engine
+                gc.collect()  # its memory must be free before memory is counted
+        except torch.OutOfMemoryError:
+            pass  # the weights leave no room: kernels are compiled when the real model first needs them
+        except Exception as error:  # the border of a thread: the thread that waits raises the error
+            failures.append(error)
+
+    thread = threading.Thread(target=compile_all, name="rota-precompile")
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+    if failures:
+        raise failures[0]
+
 
 # KV blocks of an engine that only compiles kernels.
 FEW_BLOCKS = 16

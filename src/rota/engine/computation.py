@@ -15,12 +15,11 @@ from rota.engine.kv_cache import KVCache
 from rota.engine.lora.adapters import Adapters
 from rota.engine.model.protocol import Model
 from rota.engine.sampling.vocabulary import Vocabulary
-from rota.engine.step.computed import Computed
-from rota.engine.step.frames import Frame, StepInputs, frame_of
+from rota.engine.step.device_step import Groups, LoraBatch
+from rota.engine.step.frames import Frame, Numbers, StepInputs, frame_of
 from rota.engine.step.graphs import GraphCapture, Kind, StepGraphs
 from rota.engine.step.inputs import PackedStep, Rows
-from rota.engine.step.lora_batch import Groups, LoraBatch
-from rota.engine.step.sections import Numbers
+from rota.engine.step.results import Computed
 
 
 @dataclass(frozen=True, slots=True)

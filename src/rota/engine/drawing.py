@@ -21,16 +21,13 @@ from rota.engine.model.protocol import Model
 from rota.engine.parallel.group import Group
 from rota.engine.sampling.guides import Guidance, Guides
 from rota.engine.sampling.masks import Masks
-from rota.engine.sampling.pools import pool
 from rota.engine.sampling.sampler import Sampler
-from rota.engine.sampling.scores import score, tokens_at_once
+from rota.engine.sampling.scores import pool, score, tokens_at_once
 from rota.engine.sampling.vocabulary import Vocabulary
-from rota.engine.step.computed import Computed
-from rota.engine.step.copied import copy_to_host
+from rota.engine.step.device_step import LoraBatch
 from rota.engine.step.frames import Frame
 from rota.engine.step.inputs import Rows
-from rota.engine.step.lora_batch import LoraBatch
-from rota.engine.step.sampled import Sampled
+from rota.engine.step.results import Computed, Sampled, copy_to_host
 from rota.engine.ticket import Ticket
 
 NO_TOKENS = Sampled(torch.empty(0, dtype=torch.int64))

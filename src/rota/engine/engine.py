@@ -31,12 +31,12 @@ from rota.engine.parallel.shard import WHOLE, Shard
 from rota.engine.progress import tell_progress, tracked
 from rota.engine.sampling.sampler import Sampler
 from rota.engine.sampling.vocabulary import Vocabulary
-from rota.engine.stages import StageRecorder
+from rota.engine.step.device_step import LoraBatch
 from rota.engine.step.frames import MOST_CHUNKS, Frame, Prompts, decode_frames, mixed_frames
 from rota.engine.step.graphs import Kind
 from rota.engine.step.inputs import Rows
-from rota.engine.step.lora_batch import LoraBatch
 from rota.engine.ticket import Ticket
+from rota.engine.trials import StageRecorder
 
 
 class Engine:

@@ -14,9 +14,7 @@ ON_GPU = (
     "rota.engine.ops.rounding",
     "rota.engine.quantised.packed_product",
     "rota.engine.quantised.scaled_product",
-    "rota.engine.sampling.triton_biases",
-    "rota.engine.sampling.triton_draw",
-    "rota.engine.sampling.triton_masks",
+    "rota.engine.sampling.triton_sampling",
 )
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rota.core.plan import NO_TOKEN, StepResult
 from rota.engine.sampling.guides import Guided
-from rota.engine.step.copied import Copied
+from rota.engine.step.results import Copied
 
 Faults = tuple[tuple[int, str], ...]  # by position
 

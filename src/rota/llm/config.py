@@ -132,8 +132,7 @@ def build_device(config: EngineConfig) -> Device[Any]:
 def _build_engine(config: EngineConfig) -> Device[Any]:
     """This call loads torch, which a server's own process does not need."""
     from rota.engine.build import build_engine
-    from rota.engine.stages import StageRecorder
-    from rota.engine.trials import Trials
+    from rota.engine.trials import StageRecorder, Trials
     from rota.grammar.grammars import LlGrammars
     from rota.text.tokenizer import Tokenizer
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rota.core.errors import AdapterError, ConfigError, RequestError
-from rota.core.events import AdapterAdded, AdapterRefused, Event, Finished, Produced, PromptsScored
+from rota.core.events import AdapterAdded, AdapterRefused, Event, Finished, FinishReason, Produced, PromptsScored
 from rota.core.ids import AdapterId, RequestId
 from rota.core.lora_paths import LoraPath
 from rota.core.options import refuse_unknown
+from rota.core.plan import TokenLogprobs
 from rota.core.request import Request, SamplingParams
 from rota.engine.progress import Progress
-from rota.llm.completion import Completion, PartialCompletion
 from rota.llm.config import (
     ENGINE_CONFIGS,
     build_device,
@@ -37,8 +37,63 @@ from rota.runtime.seeds import seeded
 from rota.scheduler import Scheduler
 from rota.sources.source import NothingError
 from rota.text.chat import ChatMessage
-from rota.text.stream import PLAIN_TEXT, TextStream
+from rota.text.stream import PLAIN_TEXT, Piece, TextStream
 from rota.text.tokenizer import Tokenizer
+
+# ── completion ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# A completion grows token by token until its request ends.
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The answer to one prompt."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    prompt_tokens: int
+    cached_tokens: int
+    # One per token, if the parameters asked for them.
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    # One per token of the prompt, from its second token on, if the parameters asked for them.
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(slots=True)
+class PartialCompletion:
+    """A completion whose request is still open."""
+
+    stream: TextStream
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    scores: list[TokenLogprobs] = field(default_factory=list)
+    is_stopped: bool = False
+    ending: Finished | None = None
+
+    def push(self, token: int, logprobs: TokenLogprobs | None) -> Piece:
+        piece = self.stream.push((token,))
+        self.text += piece.text
+        self.is_stopped = piece.is_stopped
+        self.tokens.append(token)
+        if logprobs:
+            self.logprobs.append(logprobs)
+        return piece
+
+    def completion(self) -> Completion:
+        assert self.ending is not None, "the loop ends when every request has ended"
+        last = self.stream.finish()
+        is_stopped = self.is_stopped or last.is_stopped
+        return Completion(
+            self.text + last.text,
+            tuple(self.tokens),
+            FinishReason.STOP.value if is_stopped else self.ending.reason.value,
+            self.ending.prompt_tokens,
+            self.ending.cached_tokens,
+            tuple(self.logprobs),
+            tuple(self.scores),
+        )
+
 
 Prompt = str | Sequence[int]
 # No stream stands still for a step: it may be as large as chunked_prefill_size says, and a minute is long enough.

@@ -2,24 +2,337 @@
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Callable, Sequence
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any, Protocol
 
-from rota.core.events import Event, Finished
+from rota.core.events import Event, Finished, HostChanged, HostState, SlotChanged, SlotState
+from rota.core.ids import AdapterId
 from rota.core.messages import Abort, AddAdapter, Message, ServedElsewhere, Submit
+from rota.core.plan import StepPlan, StepResult
+from rota.observe.summary import Recorder
+from rota.policy.prefill_delayer import RankReport, on_board
 from rota.runtime.loop import Emit, run
 from rota.runtime.replicas.tenant_quotas import TenantQuotas
 from rota.scheduler import Scheduler
-from rota.sim.baton import Baton
 from rota.sim.cost import CostModel
-from rota.sim.exchanges import Board, Gathering
-from rota.sim.first_asks import FirstAsks
 from rota.sim.fronts import FleetRouter
-from rota.sim.mail import Mail
-from rota.sim.replica_results import ReplicaResults
-from rota.sim.replica_world import ReplicaWorld
-from rota.sim.world import PagesOf
+from rota.sim.world import Finish, Mail, PagesOf, VirtualWorld
+
+# ── baton ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# The baton lets several loops share one virtual time: it goes to the loop whose next moment comes first.
+#
+# Every loop runs unchanged in a thread of its own, and only the holder of the baton runs. Where a loop would wait,
+# for a message or for a step, its thread hands the baton on. So no loop acts before another loop's past, and the same
+# run happens every time.
+
+
+class Runner(Protocol):
+    """A loop that waits; `due_at` is when it can go on, as far as is known now."""
+
+    @property
+    def due_at(self) -> float: ...
+
+
+class BrokenRunError(Exception):
+    """Another loop of the same run has failed."""
+
+
+class Baton:
+    """`prepare` is called before the clock reaches a moment; it says whether it has changed what is due."""
+
+    def __init__(self, prepare: Callable[[float], bool]) -> None:
+        self._prepare = prepare
+        self._running: dict[Runner, threading.Lock] = {}
+        self._runners: Sequence[Runner] = ()
+        self._places: dict[Runner, int] = {}
+        # When each runner is due and its place, the first on top. An entry is what was known when it was made: one that
+        # another has replaced, by `_known_due`, is thrown away at the top, and one that is due later by now sinks.
+        self._heap: list[tuple[float, int]] = []
+        self._known_due: list[float] = []
+        self._is_broken = False
+
+    def run(self, runners: Sequence[Runner], loops: Sequence[Callable[[], None]]) -> None:
+        """Run one loop for each runner, until all have ended; raises what the first of them raised."""
+        self._running = {runner: threading.Lock() for runner in runners}
+        self._runners, self._places = runners, {runner: place for place, runner in enumerate(runners)}
+        self._known_due = [runner.due_at for runner in runners]
+        self._heap = [(due_at, place) for place, due_at in enumerate(self._known_due)]
+        heapq.heapify(self._heap)
+        for turn in self._running.values():
+            turn.acquire()
+        with ThreadPoolExecutor(len(loops)) as threads:
+            futures = [threads.submit(self._play, *each) for each in zip(runners, loops, strict=True)]
+            try:
+                self._next()[1].release()
+                errors = [error for future in futures if (error := future.exception())]
+            finally:
+                self._break()  # an interrupt ends all loops; loops that have ended do not notice
+        for error in errors:
+            if not isinstance(error, BrokenRunError):
+                raise error
+
+    def wait(self, runner: Runner) -> None:
+        """Give way to all loops whose next moment comes before this one's."""
+        self.note(runner)
+        earliest, turn = self._next()
+        if earliest is not runner:
+            turn.release()
+            self._await_turn(runner)
+
+    def note(self, runner: Runner) -> None:
+        """A runner may be due sooner than it was."""
+        place = self._places.get(runner)
+        if place is not None and (due_at := runner.due_at) != self._known_due[place]:
+            self._known_due[place] = due_at
+            heapq.heappush(self._heap, (due_at, place))
+
+    def note_all(self) -> None:
+        """Any runner may be due sooner than it was."""
+        for runner in self._running:
+            self.note(runner)
+
+    def _play(self, runner: Runner, loop: Callable[[], None]) -> None:
+        is_done = False
+        try:
+            self._await_turn(runner)
+            loop()
+            is_done = True
+        finally:
+            del self._running[runner]
+            if not is_done:
+                self._break()
+            elif self._running:
+                self._next()[1].release()
+
+    def _await_turn(self, runner: Runner) -> None:
+        self._running[runner].acquire()
+        if self._is_broken:
+            raise BrokenRunError
+
+    def _next(self) -> tuple[Runner, threading.Lock]:
+        while True:
+            due_at, runner = self._first()
+            if not self._prepare(due_at):
+                return runner, self._running[runner]
+
+    def _first(self) -> tuple[float, Runner]:
+        heap = self._heap
+        while True:
+            known_due, place = heap[0]
+            runner = self._runners[place]
+            if known_due != self._known_due[place] or runner not in self._running:
+                heapq.heappop(heap)
+            elif (due_at := runner.due_at) != known_due:
+                self._known_due[place] = due_at
+                heapq.heapreplace(heap, (due_at, place))
+            else:
+                return due_at, runner
+
+    def _break(self) -> None:
+        self._is_broken = True
+        for turn in list(self._running.values()):
+            if turn.locked():
+                turn.release()
+
+
+# ── exchanges ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# Exchanges carry the prefill delayer's reports between replicas in virtual time: a board, or an all-gather.
+#
+# The live ones are in `runtime/exchange`. Here no rank dies, so what is left is who waits for whom.
+
+
+class Board:
+    """No rank waits: each goes by what the others said last."""
+
+    def __init__(self) -> None:
+        self._lines: dict[int, RankReport] = {}
+
+    def share(self, rank: int, report: RankReport) -> list[RankReport]:
+        own = self._lines[rank] = report._replace(rank=rank)
+        return on_board(own, [line for other, line in self._lines.items() if other != rank])
+
+
+@dataclass(slots=True, kw_only=True)
+class Round:
+    """A pass that all ranks make together, and the step behind it: that lasts as long as the longest rank's."""
+
+    reports: dict[int, RankReport] = field(default_factory=dict)
+    said_at: float = -math.inf  # when the last rank that has come so far came
+    done_at: float = 0.0  # when the steps of all ranks are done
+    is_complete: bool = False
+
+
+class Rank(Protocol):
+    """A rank's world, which can wait for the others."""
+
+    def now(self) -> float: ...
+
+    def wait_for(self, round: Round) -> None: ...
+
+
+class Gathering:
+    """All ranks make every pass together, idle ones too, as ranks do that share collectives."""
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self._round = Round()
+
+    @property
+    def called_at(self) -> float:
+        """When a rank that has not come was called by the first that has; never, if none has."""
+        return self._round.said_at if self._round.reports else math.inf
+
+    def share(self, rank: int, world: Rank, report: RankReport) -> list[RankReport]:
+        """Waits until all ranks have come."""
+        round = self._round
+        round.reports[rank] = report._replace(rank=rank)
+        round.said_at = max(round.said_at, world.now())
+        if len(round.reports) == self._ranks:
+            round.is_complete = True
+            self._round = Round()
+        world.wait_for(round)
+        return [round.reports[number] for number in sorted(round.reports)]
+
+
+# ── replica world ───────────────────────────────────────────────────────────────────────────────────────────────────
+# A replica has a virtual world beside others: where it would jump ahead, it first lets the others come as far.
+
+
+class ReplicaWorld(VirtualWorld):
+    """Waits for messages, for steps, and in a gathering for the other ranks; `due_at` says until when."""
+
+    def __init__(
+        self,
+        number: int,
+        baton: Baton,
+        costs: CostModel,
+        fetch_s: float,
+        exchange: Board | Gathering | None,
+        pages_of: PagesOf | None = None,
+    ) -> None:
+        super().__init__((), costs, fetch_s=fetch_s, pages_of=pages_of)
+        self._number = number
+        self._baton = baton
+        self._exchange = exchange
+        self._until = 0.0
+        self._step: Finish | None = None  # while the loop waits for a step
+        self._awaited: Round | None = None  # while the loop waits for the other ranks
+        self._round: Round | None = None  # the last that this rank was in
+        self._flying: deque[Round] = deque()  # whose steps are in flight
+
+    @property
+    def due_at(self) -> float:
+        if self._awaited is not None:
+            return max(self._now, self._awaited.said_at) if self._awaited.is_complete else math.inf
+        if self._step is not None:
+            return max(self._now, self._done_at(self._step))
+        called_at = self._exchange.called_at if isinstance(self._exchange, Gathering) else math.inf
+        return max(self._now, min(self.next_at, self._until, called_at))
+
+    def post(self, at: float, message: Message) -> None:
+        super().post(at, message)
+        self._baton.note(self)
+
+    def receive(self, until: float) -> list[Message] | None:
+        self._until = until
+        self._baton.wait(self)
+        return super().receive(min(until, self.due_at))
+
+    def submit(self, plan: StepPlan) -> Finish:
+        finish = super().submit(plan)
+        if self._round is not None:
+            self._round.done_at = max(self._round.done_at, finish[0])
+            self._flying.append(self._round)
+        return finish
+
+    def collect(self, ticket: Finish) -> StepResult:
+        self._step = ticket
+        self._baton.wait(self)
+        self._step, done_at = None, self._done_at(ticket)
+        if self._flying:
+            self._flying.popleft()
+        return super().collect((done_at, ticket[1], ticket[2]))
+
+    def _done_at(self, ticket: Finish) -> float:
+        """When a step is done; ranks that make their passes together also end their steps together."""
+        return max(ticket[0], self._flying[0].done_at) if self._flying else ticket[0]
+
+    def share(self, report: RankReport) -> list[RankReport]:
+        if isinstance(self._exchange, Gathering):
+            return self._exchange.share(self._number, self, report)
+        return self._exchange.share(self._number, report) if self._exchange else [report]
+
+    def wait_for(self, round: Round) -> None:
+        self._awaited = round
+        self._baton.note_all()  # it calls the others, or is the last one that they wait for
+        self._baton.wait(self)
+        self._awaited = None
+        self._now = max(self._now, round.said_at)
+        if self._round is not None:
+            # All ranks have planned again, so all have given the device their steps of the round before.
+            self._device_free_at = max(self._device_free_at, self._round.done_at)
+        self._round = round
+
+
+# ── first asks ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# First asks tell a replica of an adapter with the first request for it: for fleets where telling all would take long.
+#
+# Ten thousand adapters on 512 replicas are five million reads before the first request, and as many records. A replica
+# that is told late reads the adapter when it is asked for, as it does live if host memory has lost it since the start.
+
+
+class FirstAsks:
+    """Which replicas know which adapters."""
+
+    def __init__(self) -> None:
+        self._expected: dict[AdapterId, AddAdapter] = {}
+        self._told: set[tuple[int, AdapterId]] = set()
+
+    def expect(self, message: AddAdapter) -> None:
+        """An adapter may be asked for from now on."""
+        self._expected[message.adapter.adapter_id] = message
+
+    def note(self, replica: int, adapter_id: AdapterId, at: float) -> AddAdapter | None:
+        """A request goes to a replica, which must be sent this message before."""
+        if adapter_id not in self._expected or (replica, adapter_id) in self._told:
+            return None
+        self._told.add((replica, adapter_id))
+        return replace(self._expected[adapter_id], at=at)
+
+
+# ── replica results ─────────────────────────────────────────────────────────────────────────────────────────────────
+# Replica results are what one replica of several did: its requests as their clients saw them, its loads and reads.
+
+
+@dataclass(slots=True, kw_only=True)
+class ReplicaResults:
+    """Follows the events of one replica; reads before `since` are those that adapters were added with."""
+
+    since: float
+    recorder: Recorder = field(default_factory=Recorder)
+    loads: int = 0  # copies into slots
+    reads: int = 0  # from disk into host memory
+
+    def observe(self, events: Iterable[Event]) -> None:
+        for event in events:
+            kind = type(event)
+            if kind is SlotChanged:
+                self.loads += event.state is SlotState.LOADING  # type: ignore[union-attr]
+            elif kind is HostChanged:
+                self.reads += event.state is HostState.READING and event.at >= self.since  # type: ignore[union-attr]
+        self.recorder.observe(events)
+
+    def summary(self) -> dict[str, Any]:
+        found = self.recorder.summary()
+        del found["adapters"]  # a request's adapter is in the summary of all replicas
+        return {**found, "loads": self.loads, "reads": self.reads}
 
 
 class Fleet:

@@ -21,12 +21,10 @@ from rota.runtime.loop import run
 from rota.runtime.routing.router import Router, Rule
 from rota.scheduler import Scheduler
 from rota.sim.cost import CostModel, LinearCost
-from rota.sim.fleet import Fleet
+from rota.sim.fleet import Fleet, ReplicaResults
 from rota.sim.fronts import Balancer, FleetRouter, Fronts
-from rota.sim.mail import Mail
-from rota.sim.replica_results import ReplicaResults
 from rota.sim.traffic import Traffic, adapter_name
-from rota.sim.world import VirtualWorld
+from rota.sim.world import Mail, VirtualWorld
 from rota.workload.scenario import Scenario
 
 __all__ = ["Simulation", "adapter_name", "lora_config", "scheduler_config"]

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rota.engine.attention import torch_attention, torch_long_row
-from rota.engine.attention.torch_attention import TorchAttention, split_by_length
-from rota.engine.attention.torch_long_row import gather
+from rota.engine.attention import torch_attention
+from rota.engine.attention.torch_attention import TorchAttention, gather, split_by_length
 from rota.engine.layer_cache import LayerCache
 from rota.engine.ops.reference import storable
 from tests.engine.attention.paged import (
@@ -158,7 +157,7 @@ def test_long_rows_are_read_in_pieces_and_nobody_is_padded_to_them(window, dtype
 
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     monkeypatch.setattr(torch_attention, "gather", count)
-    monkeypatch.setattr(torch_long_row, "gather", count)
+    monkeypatch.setattr(torch_attention, "gather", count)
 
     found = TorchAttention(0.25).decode(query, cache.layer, decode_step(cache, [0, 1, 2, 3, 4]), window)
 

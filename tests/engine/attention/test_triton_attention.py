@@ -22,7 +22,7 @@ from tests.engine.attention.paged import (
 from tests.engine.triton_interpreter import DEVICE, load
 
 triton_attention = load("rota.engine.attention.triton_attention")
-triton_tuning = load("rota.engine.attention.triton_tuning")
+triton_tuning = load("rota.engine.attention.triton_attention")
 DecodeTuning, PrefillTuning = triton_tuning.DecodeTuning, triton_tuning.PrefillTuning
 choose_programs, Bounds = triton_tuning.choose_programs, triton_tuning.Bounds
 TritonAttention = triton_attention.TritonAttention

@@ -7,9 +7,9 @@ from typing import Any
 
 import triton.language as tl
 
+from rota.engine.attention.triton_attention import EIGHT_BIT_DECODES, EIGHT_BIT_PREFILLS, DecodeTuning, PrefillTuning
 from rota.engine.attention.triton_decode import decode_kernel
 from rota.engine.attention.triton_prefill import prefill_kernel
-from rota.engine.attention.triton_tuning import EIGHT_BIT_DECODES, EIGHT_BIT_PREFILLS, DecodeTuning, PrefillTuning
 from tests.engine.kernels_compiled import compile_kernel
 
 NUMBERS = ("tables", "shares", "taken", "ended", "rows", "starts", "offsets")

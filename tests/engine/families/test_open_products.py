@@ -22,8 +22,7 @@ from rota.engine.model.linear import Projection
 from rota.engine.model.sites import SITES, site_shapes
 from rota.engine.ops.cpu import CPUOperations
 from rota.engine.parallel.group import OneRank
-from rota.engine.step.device_step import DeviceStep, PrefillPart, int32
-from rota.engine.step.lora_batch import LoraBatch
+from rota.engine.step.device_step import DeviceStep, LoraBatch, PrefillPart, int32
 from rota.engine.weights.load import dummy_weights
 
 CPU = torch.device("cpu")

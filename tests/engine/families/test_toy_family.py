@@ -17,8 +17,7 @@ from rota.engine.families.table import FAMILIES, read_spec
 from rota.engine.layer_cache import LayerCache
 from rota.engine.model.config_file import ConfigFile
 from rota.engine.model.spec import ModelSpec, common_fields
-from rota.engine.step.device_step import DeviceStep
-from rota.engine.step.lora_batch import LoraBatch
+from rota.engine.step.device_step import DeviceStep, LoraBatch
 from tests.engine.model_factory import make_tiny_model
 from tests.tiny_tokenizer import write_byte_tokenizer
 

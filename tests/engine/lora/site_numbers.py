@@ -14,7 +14,7 @@ from rota.engine.lora.files.ranks import PAGE_RANK, pages_for
 from rota.engine.lora.layout import SiteFactors
 from rota.engine.lora.trims import Trims
 from rota.engine.model.sites import SiteShape
-from rota.engine.step.lora_batch import LoraBatch
+from rota.engine.step.device_step import LoraBatch
 
 BOUNDS = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 QKV = SiteShape("qkv", 72, (("q_proj", 96), ("k_proj", 48), ("v_proj", 48)))

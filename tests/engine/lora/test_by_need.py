@@ -14,9 +14,8 @@ from transformers import PreTrainedModel
 from rota import LLM, SamplingParams
 from rota.core.config import CacheConfig, EngineConfig, FirstAdapters, LoraConfig
 from rota.core.errors import AdapterError
-from rota.engine.bank_choice import choose_bank
 from rota.engine.build import build_engine
-from rota.engine.choices import choose
+from rota.engine.choices import choose, choose_bank
 from rota.engine.device import DeviceMemory
 from rota.engine.families.table import read_spec
 from rota.engine.kv_cache import CacheShape

@@ -17,7 +17,7 @@ from rota.engine.lora.layout import SiteFactors
 from rota.engine.lora.reference import StackedProjector
 from rota.engine.model.linear import Matrix
 from rota.engine.model.sites import SiteShape
-from rota.engine.step.lora_batch import LoraBatch
+from rota.engine.step.device_step import LoraBatch
 from tests.engine.lora.site_numbers import (
     BOUNDS,
     GATE_UP,

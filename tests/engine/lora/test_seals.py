@@ -13,7 +13,7 @@ import torch
 from rota.core.adapter import Adapter
 from rota.core.errors import AdapterChangedError, AdapterError, FaultCode
 from rota.core.ids import AdapterId
-from rota.engine.far_adapters import Causes
+from rota.engine.lora.adapters import Causes
 from rota.engine.lora.bank import Bank
 from rota.engine.lora.files import checkpoint
 from rota.engine.lora.files.checkpoint import read_checkpoint

@@ -13,7 +13,7 @@ from rota.engine.lora.layout import SiteFactors
 from rota.engine.lora.reference import StackedProjector, project_with_lora
 from rota.engine.model.linear import Linear
 from rota.engine.model.sites import SiteShape
-from rota.engine.step.lora_batch import LoraBatch
+from rota.engine.step.device_step import LoraBatch
 
 SITE = SiteShape("qkv", 32, (("q_proj", 16), ("k_proj", 8), ("v_proj", 8)))
 SLOTS, RANK = 6, 8

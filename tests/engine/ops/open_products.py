@@ -15,7 +15,7 @@ from rota.engine.lora.layout import SiteFactors
 from rota.engine.lora.open_product import OpenProduct
 from rota.engine.lora.trims import Trims
 from rota.engine.model.sites import SiteShape
-from rota.engine.step.lora_batch import LoraBatch
+from rota.engine.step.device_step import LoraBatch
 from tests.engine.lora.site_numbers import with_trims
 
 INPUTS = 48

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rota.engine.quantised.carried import carried
+from rota.engine.quantised.codes import carried
 from tests.engine.triton_interpreter import DEVICE, load
 
 rounding = load("rota.engine.ops.rounding")

@@ -8,10 +8,9 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
-from rota.engine.folders.gguf_groups import group_parts
+from rota.engine.folders.gguf_folder import group_parts, write_safetensors
 from rota.engine.quantised.files import GroupsFile
 from rota.engine.quantised.names import GROUPS_FILE
-from rota.engine.weights.safetensors_writer import write_safetensors
 
 
 @pytest.mark.parametrize(("kind", "is_doubled"), [(Kind.Q4_1, False), (Kind.Q8_0, True)])

@@ -10,7 +10,7 @@ from rota.engine.quantised.eight_bit import in_eight_bit_floats
 from rota.engine.quantised.gpu_four_bit import WholeProduct, in_order
 from rota.engine.quantised.packing import pack_eight_bits, pack_four_bits, step_of
 from rota.engine.trials import Trials
-from rota.engine.weights.side_by_side import SideBySide
+from rota.engine.weights.makers import SideBySide
 from tests.engine.quantised.few_bits import on_device, random_codes, relative_error
 from tests.engine.triton_interpreter import DEVICE, load
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rota.engine.quantised.groups import Groups, in_eight_bits, in_four_bits
-from rota.engine.quantised.products import (
+from rota.engine.quantised.matrices import (
     DynamicProduct,
     WeightOnlyProduct,
     dynamic_reference,

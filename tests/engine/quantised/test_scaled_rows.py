@@ -14,7 +14,7 @@ few_rows = load("rota.engine.quantised.few_rows")
 packed_product = load("rota.engine.quantised.packed_product")
 scaled_product = load("rota.engine.quantised.scaled_product")
 row_product = load("rota.engine.row_product")
-scaled_rows = load("rota.engine.quantised.scaled_rows")
+scaled_rows = load("rota.engine.quantised.packed_product")
 BOUNDS = {torch.float16: 1e-3, torch.bfloat16: 6e-3}
 
 

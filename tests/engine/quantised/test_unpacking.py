@@ -7,7 +7,7 @@ import torch
 
 from tests.engine.triton_interpreter import load
 
-unpacking = load("rota.engine.quantised.unpacking")
+unpacking = load("rota.engine.quantised.few_rows_kernels")
 DTYPES = {"BFLOAT16": torch.bfloat16, "FLOAT16": torch.float16}
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rota.core.errors import ModelError
 from rota.engine.families.table import read_spec
+from rota.engine.folders.gguf_folder import Entry, write_safetensors
 from rota.engine.lora.layout import annex_rows
 from rota.engine.model.linear import Linear
 from rota.engine.model.sites import SITES, site_shapes
@@ -22,10 +23,8 @@ from rota.engine.weights.layouts.table import read_layout
 from rota.engine.weights.load import Weights, load_weights
 from rota.engine.weights.makers import EightBitFloats, FourBitCodes
 from rota.engine.weights.matrices import NO_ANNEX, AnnexRows
-from rota.engine.weights.reads.copier import Copier
 from rota.engine.weights.reads.pinned import no_copier
-from rota.engine.weights.reads.ring import RingSetup
-from rota.engine.weights.safetensors_writer import Entry, write_safetensors
+from rota.engine.weights.reads.ring import Copier, RingSetup
 from tests.engine.model_factory import make_tiny_model
 from tests.engine.weights.copiers import PlainCopier
 from tests.engine.weights.writers import write_model

@@ -19,9 +19,7 @@ from rota.core.errors import ModelError
 from rota.engine.parallel.shard import Cut
 from rota.engine.weights.reads.parallel import ParallelReads
 from rota.engine.weights.reads.pinned import no_copier, pinned_on_gpu
-from rota.engine.weights.reads.places import Place, read_places
-from rota.engine.weights.reads.ring import RingSetup
-from rota.engine.weights.reads.runs import ALIGNMENT, cut_into_runs
+from rota.engine.weights.reads.ring import ALIGNMENT, Place, RingSetup, cut_into_runs, read_places
 from tests.engine.weights.copiers import FailingCopier, LateCopier, PlainCopier
 
 SMALL = RingSetup(threads=3, buffers=2, buffer_bytes=256)

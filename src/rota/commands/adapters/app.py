@@ -5,9 +5,7 @@ from __future__ import annotations
 import typer
 
 from rota.commands.adapters.inspect import inspect
-from rota.commands.adapters.live import listed, load, unload, update
-from rota.commands.adapters.quarantine import quarantine
-from rota.commands.adapters.route import route
+from rota.commands.adapters.live import listed, load, quarantine, route, unload, update
 
 
 def adapters_app() -> typer.Typer:

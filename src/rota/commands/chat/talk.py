@@ -3,14 +3,138 @@
 from __future__ import annotations
 
 import difflib
+import json
+import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing
+import unicodedata
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, suppress
+from dataclasses import dataclass
+from http.client import HTTPResponse
 from typing import Any
 
-from rota.commands.chat.remote import Piece, Remote
-from rota.commands.chat.screen import Screen
-from rota.commands.server_call import CallError
+from rota.commands.server_call import LOOK_S, CallError, call, sentence_of
+
+# ── remote ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# A remote server is asked over HTTP, and its answer read as it comes.
+
+# A stream has a sign of life every few seconds.
+STREAM_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of an answer. `tokens` counts all tokens of the answer so far, if the server tells."""
+
+    text: str = ""
+    thought: str = ""
+    tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """A server with OpenAI's routes."""
+
+    url: str
+    api_key: str | None = None
+
+    def models(self) -> list[str]:
+        """The base model's name, then its adapters. Raises CallError if the server does not answer."""
+        with self._call("/v1/models", None, LOOK_S) as response:
+            try:
+                return [str(model["id"]) for model in json.load(response)["data"]]
+            except (ValueError, KeyError, TypeError) as error:
+                raise CallError(f"What answers at {self.url} is no server with OpenAI's routes.") from error
+
+    def answer(self, model: str, messages: Sequence[dict[str, str]], options: dict[str, Any]) -> Generator[Piece]:
+        """The answer to a conversation as it comes. Raises CallError; closing the generator ends the answer."""
+        # No field that only some servers know.
+        usage = {"include_usage": True}
+        body = {"model": model, "messages": list(messages), "stream": True, "stream_options": usage, **options}
+        with self._call("/v1/chat/completions", body, STREAM_S) as response:
+            for line in response:
+                if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
+                    yield _piece(data)
+
+    def _call(self, path: str, body: dict[str, Any] | None, timeout_s: float) -> AbstractContextManager[HTTPResponse]:
+        return call(self.url, self.api_key, path, body, timeout_s)
+
+
+def _piece(data: bytes) -> Piece:
+    try:
+        event = json.loads(data)
+    except ValueError:
+        raise CallError("The server sent something that is not JSON.") from None
+    if "error" in event:
+        raise CallError(sentence_of(data) or "The answer failed.")
+    delta = (event.get("choices") or [{}])[0].get("delta") or {}
+    tokens = (event.get("usage") or {}).get("completion_tokens")
+    return Piece(delta.get("content") or "", delta.get("reasoning_content") or delta.get("reasoning") or "", tokens)
+
+
+# ── screen ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# A screen reads lines and shows answers: with colours and a prompt on a terminal, as plain lines otherwise.
+
+_DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
+_KEPT = "\n\t"
+
+
+class Screen:
+    """Answers go to standard output; notes and errors go to standard error, so that a pipe has answers alone."""
+
+    def __init__(self) -> None:
+        self.is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+        if self.is_terminal:
+            with suppress(ImportError):  # then lines can be edited and repeated
+                import readline  # noqa: F401
+
+    def ask(self, prompt: str) -> str | None:
+        """The next line, without spaces around it. None at the end of the input. A backslash at the end goes on."""
+        lines: list[str] = []
+        while True:
+            line = self._line(prompt if not lines else "... ")
+            if line is None:
+                return "\n".join(lines) if lines else None
+            if not line.endswith("\\"):
+                return "\n".join([*lines, line]).strip()
+            lines.append(line[:-1])
+
+    def _line(self, prompt: str) -> str | None:
+        try:
+            # Only a terminal has a prompt, and `input` is what readline works in.
+            if self.is_terminal:
+                return input(prompt)
+            return line.rstrip("\n") if (line := sys.stdin.readline()) else None
+        except EOFError:
+            return None
+
+    def say(self, text: str) -> None:
+        """A part of an answer."""
+        print(self._harmless(text), end="", flush=True)
+
+    def think(self, text: str) -> None:
+        """A part of a model's thoughts. A pipe has answers alone."""
+        if text and self.is_terminal:
+            print(f"{_DIM}{self._harmless(text)}{_PLAIN}", end="", flush=True)
+
+    def end_line(self) -> None:
+        print(flush=True)
+
+    def note(self, text: str) -> None:
+        """A sentence about the chat."""
+        print(f"{_DIM}{text}{_PLAIN}" if self.is_terminal else text, file=sys.stderr, flush=True)
+
+    def fail(self, sentence: str) -> None:
+        print(f"rota: {sentence}", file=sys.stderr, flush=True)
+
+    def _harmless(self, text: str) -> str:
+        """A model may write characters that would command the terminal; they are shown as one that does not."""
+        if not self.is_terminal:
+            return text
+        return "".join(
+            one if one in _KEPT or unicodedata.category(one) != "Cc" else "\N{REPLACEMENT CHARACTER}" for one in text
+        )
+
 
 HELP = """\
 /adapters       who can answer

@@ -14,10 +14,9 @@ from rota.engine.lora.open_product import Output, closed
 from rota.engine.model.linear import Linear, Projection, tune_gemms
 from rota.engine.model.rotary import rotary_table
 from rota.engine.model.spec import ModelSpec
-from rota.engine.ops.open_sites import OPEN_BESIDE_PROMPTS
+from rota.engine.ops.protocol import OPEN_BESIDE_PROMPTS
 from rota.engine.parallel.shard import PARTIAL_SITES
-from rota.engine.step.device_step import DeviceStep
-from rota.engine.step.lora_batch import LoraBatch
+from rota.engine.step.device_step import DeviceStep, LoraBatch
 from rota.engine.weights.load import LayerWeights, Weights
 
 # Weights of the norm over each query head and of the norm over each key head, and their epsilon.

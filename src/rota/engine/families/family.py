@@ -14,10 +14,9 @@ from rota.engine.lora.open_product import Output
 from rota.engine.model.config_file import ConfigFile
 from rota.engine.model.linear import Projection
 from rota.engine.model.protocol import Model
-from rota.engine.ops.open_sites import OPEN_SITES
-from rota.engine.ops.protocol import Operations
+from rota.engine.ops.protocol import OPEN_SITES, Operations
 from rota.engine.parallel.group import ONE_RANK, Group
-from rota.engine.step.lora_batch import LoraBatch
+from rota.engine.step.device_step import LoraBatch
 from rota.engine.weights.load import Weights
 
 # (projection, x, layer, site, batch): a product at a site of a layer, plus what each token's adapter adds.

@@ -14,10 +14,8 @@ from rota.engine.families.family import Family, Kernels
 from rota.engine.layer_cache import LayerCache
 from rota.engine.model.config_file import ConfigFile
 from rota.engine.model.rotary import RotarySpec, read_rotary
-from rota.engine.model.spec import ModelSpec, common_fields
-from rota.engine.model.windows import FULL, SLIDING, read_windows
-from rota.engine.step.device_step import DeviceStep
-from rota.engine.step.lora_batch import LoraBatch
+from rota.engine.model.spec import FULL, SLIDING, ModelSpec, common_fields, read_windows
+from rota.engine.step.device_step import DeviceStep, LoraBatch
 from rota.engine.weights.load import LayerWeights, Weights
 
 ARCHITECTURE = "Gemma3ForCausalLM"

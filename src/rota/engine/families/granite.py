@@ -12,8 +12,7 @@ from rota.engine.families.pre_norm import PreNormModel, pre_norms
 from rota.engine.lora.open_product import Output, closed
 from rota.engine.model.config_file import ConfigFile
 from rota.engine.model.spec import ModelSpec, common_fields, only_silu
-from rota.engine.step.device_step import DeviceStep
-from rota.engine.step.lora_batch import LoraBatch
+from rota.engine.step.device_step import DeviceStep, LoraBatch
 
 ARCHITECTURE = "GraniteForCausalLM"
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,10 +14,79 @@ import numpy.typing as npt
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from rota.core.errors import ModelError
-from rota.engine.folders.gguf_groups import Part, group_parts
 from rota.engine.progress import tracked
-from rota.engine.quantised.names import GROUPS_FILE
-from rota.engine.weights.safetensors_writer import Entry, write_safetensors
+from rota.engine.quantised.names import CODES, GROUPS_FILE, MINIMA, SCALES
+
+# ── safetensors writer ──────────────────────────────────────────────────────────────────────────────────────────────
+# A safetensors file is written tensor by tensor: the library's own writer needs all tensors in memory at once.
+
+
+class Entry(NamedTuple):
+    """A tensor in the header."""
+
+    name: str
+    dtype: str  # in safetensors' words: BF16, U8, …
+    shape: tuple[int, ...]
+    itemsize: int
+
+
+def write_safetensors(path: Path, entries: Sequence[Entry], arrays: Iterable[npt.NDArray[Any]]) -> None:
+    """Write the arrays in the order of their entries."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for entry in entries:
+        start, end = end, end + entry.itemsize * math.prod(entry.shape)
+        header[entry.name] = {"dtype": entry.dtype, "shape": entry.shape, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for array in arrays:
+            file.write(array.tobytes())
+
+
+# ── gguf groups ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# A GGUF file's blocks of 32 weights become codes, scales and minima, each in one array.
+#
+# Q4_1    [ scale f16 | minimum f16 | 16 bytes: code i below, code i + 16 above ]      code * scale + minimum
+# Q8_0    [ scale f16 | 32 codes int8 ]                                                code * scale
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class Part(NamedTuple):
+    """One tensor of a file of groups; its first dimension is the matrix's."""
+
+    entry: Entry
+    values: npt.NDArray[Any]
+
+
+def group_parts(name: str, data: Bytes, kind: gguf.GGMLQuantizationType, shape: tuple[int, ...]) -> list[Part]:
+    """The parts of a tensor in groups of four or eight bits; empty for any other tensor."""
+    if kind == gguf.GGMLQuantizationType.Q4_1:
+        blocks = data.reshape(shape[0], -1, 20)
+        halves = blocks[:, :, 4:]
+        codes = np.concatenate((halves & 15, halves >> 4), axis=2).reshape(shape)
+        return [
+            _part(name + CODES, "U8", codes[:, 0::2] | (codes[:, 1::2] << 4)),
+            _part(name + SCALES, "F16", _numbers(blocks, 0)),
+            _part(name + MINIMA, "F16", _numbers(blocks, 2)),
+        ]
+    if kind == gguf.GGMLQuantizationType.Q8_0:
+        blocks = data.reshape(shape[0], -1, 34)
+        codes = np.ascontiguousarray(blocks[:, :, 2:]).view(np.int8).reshape(shape)
+        return [_part(name + CODES, "I8", codes), _part(name + SCALES, "F16", _numbers(blocks, 0))]
+    return []
+
+
+def _part(name: str, dtype: str, values: npt.NDArray[Any]) -> Part:
+    return Part(Entry(name, dtype, values.shape, values.itemsize), values)
+
+
+def _numbers(blocks: Bytes, at: int) -> npt.NDArray[np.float16]:
+    """[rows, blocks] the numbers that begin at byte `at` of each block."""
+    return np.ascontiguousarray(blocks[:, :, at : at + 2]).view("<f2")[:, :, 0]
+
 
 OUTER_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",

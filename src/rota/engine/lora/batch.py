@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from rota.engine.device import send
-from rota.engine.step.lora_batch import Groups, LoraBatch
-from rota.engine.step.sections import Layout, Numbers
+from rota.engine.step.device_step import Groups, LoraBatch
+from rota.engine.step.frames import Layout, Numbers
 
 # In a decode step each slot has few tokens, and a matrix instruction takes at least 16; a prompt fills large tiles.
 DECODE_TILE = 16

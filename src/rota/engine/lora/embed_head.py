@@ -19,7 +19,7 @@ from rota.engine.lora.layout import SiteFactors, zeros
 from rota.engine.lora.trims import Trims, empty_trims, trim
 from rota.engine.model.sites import SiteShape
 from rota.engine.model.spec import ModelSpec
-from rota.engine.step.lora_batch import LoraBatch
+from rota.engine.step.device_step import LoraBatch
 
 # ── own matrices ────────────────────────────────────────────────────────────────────────────────────────────────────
 # Own matrices are an embedding or a head of an adapter's own, in the place of the model's (PEFT's modules_to_save).

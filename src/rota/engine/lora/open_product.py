@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from rota.engine.lora.layout import SiteFactors
-from rota.engine.step.lora_batch import LoraBatch
+from rota.engine.step.device_step import LoraBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

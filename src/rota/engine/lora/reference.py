@@ -19,7 +19,7 @@ from rota.engine.lora.trims import trim
 from rota.engine.model.linear import Projection, projection
 from rota.engine.model.sites import SiteShape
 from rota.engine.padding import pad_rows, padded_rows
-from rota.engine.step.lora_batch import LoraBatch
+from rota.engine.step.device_step import LoraBatch
 
 # ── reference ───────────────────────────────────────────────────────────────────────────────────────────────────────
 # Adapters in plain torch: the kernels are tested against it, and a CPU applies many ranks this way.

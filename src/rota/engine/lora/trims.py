@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from rota.engine.model.sites import SiteShape
-from rota.engine.step.lora_batch import LoraBatch
+from rota.engine.step.device_step import LoraBatch
 
 # Up to so many tokens of more than so many adapters take one operation for all of them. Else each adapter takes one,
 # without copies of its trims.

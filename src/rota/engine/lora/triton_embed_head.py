@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rota.engine.lora.embed_head import EndBank, OwnMatrices
 from rota.engine.lora.triton_ops import add_lora, expand, operand, tuning_for
-from rota.engine.step.lora_batch import LoraBatch
+from rota.engine.step.device_step import LoraBatch
 
 # ── triton head kernel ──────────────────────────────────────────────────────────────────────────────────────────────
 # The head of an adapter's own on a GPU: the logits of its rows are overwritten, and all others are left alone.

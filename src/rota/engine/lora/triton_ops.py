@@ -21,7 +21,7 @@ from rota.engine.lora.batch import DECODE_TILE
 from rota.engine.lora.layout import SiteFactors
 from rota.engine.lora.open_product import OpenProduct, Output
 from rota.engine.model.linear import Matrix, Projection
-from rota.engine.step.lora_batch import LoraBatch
+from rota.engine.step.device_step import LoraBatch
 
 # ── triton kernels ──────────────────────────────────────────────────────────────────────────────────────────────────
 # Two kernels apply every adapter of a step at one site: shrink computes x @ A.T in shares, expand adds B's part to y.

@@ -20,11 +20,34 @@ from torch import Tensor
 from torch.nn import functional
 
 from rota.core.stages import Choice
-from rota.engine.model.timed import graph_milliseconds
 from rota.engine.trials import chosen
 
-if TYPE_CHECKING:  # Triton is not everywhere
+if TYPE_CHECKING:
     from rota.engine.row_product import RowTuning
+
+
+# ── timed ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# The time that some calls take on a GPU, without the time of their launches.
+
+ROUNDS = 3
+
+
+def graph_milliseconds(calls: Sequence[Callable[[], object]]) -> float:
+    """All calls once: the best of some rounds, in a graph, since a launch takes longer than a small product."""
+    calls[0]()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # see `capture_graphs`
+        for call in calls:
+            call()
+    marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(ROUNDS)]
+    graph.replay()
+    for start, end in marks:
+        start.record()
+        graph.replay()
+        end.record()
+    torch.cuda.synchronize()
+    return min(start.elapsed_time(end) for start, end in marks)
+
 
 # For fewer rows cuBLAS is as good. For more rows it is so on the whole: all four matrices of a layer took 131.7 and
 # 134.3 µs for 128 rows, 179.2 and 179.6 for 256.

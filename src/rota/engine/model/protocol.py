@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from rota.engine.layer_cache import LayerCache
-from rota.engine.step.device_step import DeviceStep
-from rota.engine.step.lora_batch import LoraBatch
+from rota.engine.step.device_step import DeviceStep, LoraBatch
 
 
 class Model(Protocol):

@@ -15,7 +15,7 @@ from rota.engine.chain import chained
 from rota.engine.layer_cache import LayerCache
 from rota.engine.lora.open_product import OpenProduct, Output
 from rota.engine.ops import with_adapters
-from rota.engine.ops.fused_kernels import rms_norm_kernel, rotate_and_store_kernel, silu_multiply_kernel
+from rota.engine.ops.kernels import rms_norm_kernel, rotate_and_store_kernel, silu_multiply_kernel
 from rota.engine.step.device_step import DeviceStep
 
 # 128 threads with 16 bytes of bfloat16 each, twice.

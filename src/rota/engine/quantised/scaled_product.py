@@ -14,8 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from rota.engine.chain import chained, follow
-from rota.engine.quantised.carried import carried
-from rota.engine.quantised.codes import LARGEST, SMALLEST, Scaled
+from rota.engine.quantised.codes import LARGEST, SMALLEST, Scaled, carried
 from rota.engine.quantised.packing import Packed
 
 # Sums in the tensor cores keep some 14 bits, where codes have four.

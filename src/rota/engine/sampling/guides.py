@@ -6,7 +6,7 @@ not known yet: then only the draw waits for that token, and the forward pass doe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -19,8 +19,39 @@ from rota.core.ids import Row
 from rota.core.plan import Seat
 from rota.core.request import SamplingParams
 from rota.engine.device import staging
-from rota.engine.sampling.bad_words import BadWords, needs_memory
 from rota.engine.sampling.masks import BITS, Masks, Words, packed, words_of
+
+# ── bad words ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# Bad words are token sequences that an answer must not hold: the last token of one may not follow the others.
+
+
+class BadWords:
+    """Words of several tokens, and the end of one answer. A word of a single token never comes, and needs no memory."""
+
+    def __init__(self, words: Iterable[Sequence[int]], answer: Sequence[int]) -> None:
+        self._endings: dict[tuple[int, ...], list[int]] = {}  # by the tokens before the last
+        for word in words:
+            if len(word) > 1:
+                self._endings.setdefault(tuple(word[:-1]), []).append(word[-1])
+        self._lengths = sorted({len(beginning) for beginning in self._endings})
+        self._longest = max(self._lengths, default=0)
+        self._last: tuple[int, ...] = ()
+        for token in answer[-self._longest :]:
+            self.accept(token)
+
+    def accept(self, token: int) -> None:
+        self._last = (*self._last, token)[-self._longest :]
+
+    @property
+    def forbidden(self) -> list[int]:
+        """The tokens that would complete a word."""
+        beginnings = (self._last[-length:] for length in self._lengths)
+        return [token for beginning in beginnings for token in self._endings.get(beginning, ())]
+
+
+def needs_memory(words: Iterable[Sequence[int]]) -> bool:
+    return any(len(word) > 1 for word in words)
+
 
 NO_GRAMMARS = "This engine was started without grammars, so it cannot follow one."
 # A grammar that was never seen takes milliseconds, mostly outside Python's lock.

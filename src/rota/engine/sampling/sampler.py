@@ -16,13 +16,70 @@ from torch import Tensor
 from rota.core.plan import Seat
 from rota.core.request import MAX_LOGIT_BIASES, SamplingParams
 from rota.engine.device import send
-from rota.engine.sampling.biases import AddBiases, Biases, add_biases
 from rota.engine.sampling.draw import argmax, choose, keep_top_sigmas, mix
 from rota.engine.sampling.guides import needs_guide
 from rota.engine.sampling.masks import Limits, MaskLogits, Masks, mask_logits, words_of
-from rota.engine.sampling.penalties import Penalties
-from rota.engine.sampling.restrictions import Restrictions, has_limits, has_mask, least_tokens
-from rota.engine.step.sampled import Logprobs, Sampled
+from rota.engine.sampling.restrictions import (
+    AddBiases,
+    Biases,
+    Restrictions,
+    add_biases,
+    has_limits,
+    has_mask,
+    least_tokens,
+)
+from rota.engine.step.results import Logprobs, Sampled
+
+# ── penalties ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# Penalties count the prompt and output tokens of a row, and make them less likely.
+
+
+class Penalties:
+    """Counts of every row's tokens, on the device; they take no memory until a request has a penalty.
+
+    A row without penalties multiplies by one and subtracts zero, whatever its counts. So counts are kept and cleared
+    only for rows with penalties.
+    """
+
+    def __init__(self, rows: int, vocabulary: int, device: torch.device) -> None:
+        self._size = (rows, vocabulary)
+        self._device = device
+        self._in_prompt: Tensor | None = None  # [rows, vocabulary] bool
+        self._written: Tensor | None = None  # [rows, vocabulary] int32
+
+    def seat(self, seat: Seat) -> None:
+        """Count the prompt and the output so far; a preempted sequence already has output."""
+        in_prompt, written = self._tables()
+        tokens = send(np.array(seat.tokens, dtype=np.int64), self._device)
+        prompt, output = tokens[: seat.prompt_length], tokens[seat.prompt_length :]
+        in_prompt[seat.row].zero_().index_fill_(0, prompt, True)
+        written[seat.row].zero_().scatter_add_(0, output, torch.ones_like(output, dtype=torch.int32))
+
+    def apply(self, logits: Tensor, rows: Tensor, factors: Tensor) -> Tensor:
+        """New logits: repetition as Hugging Face defines it, then presence and frequency as OpenAI defines them.
+
+        `factors` [n, 3] are the three in this order.
+        """
+        in_prompt, written = self._tables()
+        repetition, presence, frequency = factors[:, :, None].unbind(1)
+        counts = written[rows]
+        was_written = counts > 0
+        repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
+        logits = torch.where(in_prompt[rows] | was_written, repeated, logits)
+        return logits - counts * frequency - was_written * presence
+
+    def count(self, rows: Tensor, tokens: Tensor) -> None:
+        """Remember the tokens just chosen; rows are all different."""
+        _, written = self._tables()
+        places = rows.to(torch.int64) * self._size[1] + tokens
+        written.view(-1).scatter_add_(0, places, torch.ones_like(places, dtype=torch.int32))
+
+    def _tables(self) -> tuple[Tensor, Tensor]:
+        if self._in_prompt is None or self._written is None:
+            self._in_prompt = torch.zeros(self._size, dtype=torch.bool, device=self._device)
+            self._written = torch.zeros(self._size, dtype=torch.int32, device=self._device)
+        return self._in_prompt, self._written
+
 
 # A line of parameters. A float32 counts exactly up to 2**24, more than any vocabulary.
 COLUMNS = (
@@ -165,9 +222,9 @@ def _kernels(device: torch.device) -> tuple[Choose, MaskLogits, AddBiases]:
     if device.type != "cuda":
         return choose, mask_logits, add_biases
     # Imported here: Triton is installed only where PyTorch has a GPU.
-    from rota.engine.sampling import triton_biases, triton_draw, triton_masks
+    from rota.engine.sampling import triton_sampling
 
-    return triton_draw.choose, triton_masks.mask_logits, triton_biases.add_biases
+    return triton_sampling.choose, triton_sampling.mask_logits, triton_sampling.add_biases
 
 
 def _seed_of(params: SamplingParams) -> int:

@@ -14,7 +14,7 @@ from rota.core.plan import StepPlan
 from rota.engine.device import send
 from rota.engine.sampling.sampler import logprobs_of
 from rota.engine.step.inputs import Rows
-from rota.engine.step.sampled import Logprobs
+from rota.engine.step.results import Logprobs
 
 # The logits of a whole prompt would take gigabytes: 8,192 tokens in a vocabulary of 128,256 are 4.2 GB. This many bytes
 # hold the logits of 65 tokens.
@@ -57,3 +57,21 @@ def _places(plan: StepPlan) -> dict[Row, int]:
         places[chunk.row] = end - chunk.start
         end += chunk.length
     return places
+
+
+# ── pools ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# Pools make one vector of the hidden states of a prompt's chunk.
+
+
+def pool(plan: StepPlan, hidden: Tensor) -> Tensor:
+    """[pools, hidden size] float32: the last hidden state of each pool's chunk, or the sum of all.
+
+    hidden [tokens, hidden size]: those of decodes first, then of chunks, one after the other.
+    """
+    states = dict(zip((chunk.row for chunk in plan.chunks), _of_chunks(plan, hidden), strict=True))
+    found = (states[one.row] if one.pooling == "mean" else states[one.row][-1:] for one in plan.pools)
+    return torch.stack([some.float().sum(0) for some in found])
+
+
+def _of_chunks(plan: StepPlan, hidden: Tensor) -> tuple[Tensor, ...]:
+    return hidden[len(plan.decodes) :].split([chunk.length for chunk in plan.chunks])

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rota.core.plan import StepPlan
-from rota.engine.step.computed import Computed
 from rota.engine.step.frames import Frame
+from rota.engine.step.results import Computed
 
 # A whole step: inputs, frame, whether adapters take part, and where logits go. It must not look inside a tensor.
 StepBody = Callable[[Tensor, Frame, bool, Tensor], Computed]

@@ -18,10 +18,8 @@ from torch import Tensor
 from rota.core.ids import Row
 from rota.core.plan import Chunk, Grant, Seat, StepPlan
 from rota.engine.device import send
-from rota.engine.step.device_step import DeviceStep
-from rota.engine.step.frames import Frame, StepInputs
-from rota.engine.step.lora_batch import LoraBatch
-from rota.engine.step.sections import Numbers
+from rota.engine.step.device_step import DeviceStep, LoraBatch
+from rota.engine.step.frames import Frame, Numbers, StepInputs
 
 NONE: Numbers = np.empty(0, np.int32)
 

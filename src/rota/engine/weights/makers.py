@@ -7,18 +7,42 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from rota.engine.model.linear import Projection, projection
+from rota.engine.model.linear import Projection, projection, tune_gemms
 from rota.engine.parallel.shard import Cut
 from rota.engine.quantised import eight_bit
 from rota.engine.quantised.codes import Codes, Scaled
 from rota.engine.quantised.eight_bit import EightBitFloatLinear, in_eight_bit_floats
 from rota.engine.quantised.gpu_four_bit import GpuFourBitLinear
-from rota.engine.quantised.groups import as_groups, stacked
+from rota.engine.quantised.groups import as_groups, in_codes, stacked
 from rota.engine.quantised.maker import Parts, Stored
 from rota.engine.quantised.matrices import FourBit
-from rota.engine.quantised.rounding import in_codes
-from rota.engine.weights.side_by_side import SideBySide
 from rota.engine.weights.stored import WEIGHT
+
+# ── side by side ────────────────────────────────────────────────────────────────────────────────────────────────────
+# Products side by side are a projection of parts that no single product can hold.
+
+
+class SideBySide:
+    """The outputs of some projections of the same x, one after the other."""
+
+    widened = None
+    keeps_weight = False
+
+    def __init__(self, projections: Sequence[Projection]) -> None:
+        self._projections = projections
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(one.size_bytes for one in self._projections)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.cat([one(x) for one in self._projections], 1)
+
+    def tune(self, alike: Sequence[Projection], rows: Sequence[int]) -> None:
+        """Part by part: the same part of every layer."""
+        for parts in zip(*(one._projections for one in alike if isinstance(one, SideBySide)), strict=True):
+            tune_gemms(parts, rows)
+
 
 Holds = Callable[[str], bool]
 # A scale, and a group's scale and zero in one word.

@@ -16,7 +16,7 @@ from rota.core.errors import ModelError
 from rota.engine.model.config_file import ConfigFile
 from rota.engine.parallel.shard import Cut
 from rota.engine.weights.finite import is_finite
-from rota.engine.weights.reads.places import Place, read_places
+from rota.engine.weights.reads.ring import Place, read_places
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -11,10 +11,19 @@ from torch import Tensor
 from rota.core.errors import ModelError
 from rota.engine.model.config_file import ConfigFile
 from rota.engine.quantised.codes import Codes
-from rota.engine.weights.layouts.fields import only, read_bits, read_group_size
-from rota.engine.weights.layouts.layout import INTEGERS, PLAIN, Rule, Tensors, Window
-from rota.engine.weights.layouts.modules import all_but, read_modules
-from rota.engine.weights.layouts.nibbles import IN_WORD, groups_of, unpacked
+from rota.engine.weights.layouts.layout import (
+    INTEGERS,
+    PLAIN,
+    Rule,
+    Tensors,
+    Window,
+    all_but,
+    only,
+    read_bits,
+    read_group_size,
+    read_modules,
+)
+from rota.engine.weights.layouts.packed import IN_WORD, groups_of, unpacked
 
 WEIGHT, ZEROS, SCALES = "qweight", "qzeros", "scales"
 # In which nibble each of eight neighbours lies: the even ones below the odd ones.

@@ -6,12 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 from rota.engine.model.config_file import ConfigFile
-from rota.engine.weights.layouts.blocks import BlockLayout
-from rota.engine.weights.layouts.fields import NIBBLE, only, read_group_size, refusal
-from rota.engine.weights.layouts.float8 import SCALE, Float8Layout
-from rota.engine.weights.layouts.fp8 import read_block
-from rota.engine.weights.layouts.layout import Layout
-from rota.engine.weights.layouts.modules import checked_modules, read_modules
+from rota.engine.weights.layouts.fp8 import SCALE, BlockLayout, Float8Layout, read_block
+from rota.engine.weights.layouts.layout import (
+    NIBBLE,
+    Layout,
+    checked_modules,
+    only,
+    read_group_size,
+    read_modules,
+    refusal,
+)
 from rota.engine.weights.layouts.packed import PackedLayout
 
 METHOD = "compressed-tensors"

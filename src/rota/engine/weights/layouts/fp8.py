@@ -2,13 +2,113 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
 from rota.core.errors import ModelError
 from rota.engine.model.config_file import ConfigFile
-from rota.engine.weights.layouts.blocks import BlockLayout
-from rota.engine.weights.layouts.fields import only
-from rota.engine.weights.layouts.float8 import Float8Layout
-from rota.engine.weights.layouts.layout import Layout
-from rota.engine.weights.layouts.modules import all_but, read_modules
+from rota.engine.quantised.codes import Scaled
+from rota.engine.weights.layouts.layout import (
+    PLAIN,
+    Layout,
+    Rule,
+    Stretch,
+    Tensors,
+    Window,
+    all_but,
+    only,
+    read_modules,
+)
+
+# ── float8 ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# Eight-bit floats (E4M3) with one scale for a matrix or for each output: AutoFP8's and compressed-tensors'.
+
+WEIGHT, SCALE, INPUT_SCALE = "weight", "weight_scale", "input_scale"
+E4M3 = ("F8_E4M3",)
+# The shapes of a single scale.
+ONE: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Float8Layout:
+    """weight = code * scale. Activations get a scale for each token, so a static scale is checked and not used."""
+
+    method: str
+    holds: Callable[[str], bool]
+    has_input_scale: bool = False
+    bits: ClassVar[Literal[8]] = 8
+    group_size: ClassVar[None] = None
+
+    def rules(self, outputs: int, inputs: int) -> tuple[Rule, ...]:
+        rules = (
+            Rule(suffix=WEIGHT, kinds=E4M3, shapes=((outputs, inputs),)),
+            Rule(suffix=SCALE, kinds=PLAIN, shapes=(*ONE, (outputs,), (outputs, 1))),
+        )
+        return (*rules, input_rule()) if self.has_input_scale else rules
+
+    def read(self, tensors: Tensors, window: Window) -> Scaled:
+        if self.has_input_scale:
+            tensors.scale(INPUT_SCALE, is_positive=True)
+        codes = tensors.read(WEIGHT, window.outputs, window.inputs)
+        is_one = tensors.shape(SCALE) in ONE
+        scale = tensors.scale(SCALE, *(() if is_one else (window.outputs,)), is_positive=True)
+        return Scaled(codes, scale.reshape(-1).expand(len(window.outputs)).contiguous())
+
+
+def input_rule() -> Rule:
+    return Rule(suffix=INPUT_SCALE, kinds=PLAIN, shapes=ONE)
+
+
+# ── blocks ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# Eight-bit floats with a scale for each block, as DeepSeek's and Qwen's fine-grained folders store them.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Blocks:
+    """weight = code * scale; no product has scales for blocks, so a maker rounds the matrix again."""
+
+    codes: Tensor  # [outputs, inputs] float8_e4m3fn
+    scales: Tensor  # [outputs, inputs] float32, each block's repeated
+
+    def weights(self) -> Tensor:
+        """[outputs, inputs] float32: the matrix itself."""
+        return self.codes.to(torch.float32) * self.scales
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockLayout:
+    """The last blocks of a row or column may be smaller."""
+
+    method: str
+    holds: Callable[[str], bool]
+    block: tuple[int, int]  # outputs, inputs
+    scale: str  # the name of the scales
+    bits: ClassVar[Literal[8]] = 8
+    group_size: ClassVar[None] = None
+
+    def rules(self, outputs: int, inputs: int) -> tuple[Rule, ...]:
+        blocks = (-(-outputs // self.block[0]), -(-inputs // self.block[1]))
+        return (
+            Rule(suffix=WEIGHT, kinds=E4M3, shapes=((outputs, inputs),)),
+            Rule(suffix=self.scale, kinds=PLAIN, shapes=(blocks,)),
+        )
+
+    def read(self, tensors: Tensors, window: Window) -> Blocks:
+        codes = tensors.read(WEIGHT, window.outputs, window.inputs)
+        height, width = self.block
+        held = (window.outputs.held_by(height), window.inputs.held_by(width))
+        scales = tensors.scale(self.scale, *held, is_positive=True)
+        rows = _repeated(scales, 0, height, window.outputs)
+        return Blocks(codes, _repeated(rows, 1, width, window.inputs))
+
+
+def _repeated(scales: Tensor, axis: int, size: int, stretch: Stretch) -> Tensor:
+    return stretch.within(scales.repeat_interleave(size, axis), axis, size)
+
 
 BLOCK_SCALE = "weight_scale_inv"
 

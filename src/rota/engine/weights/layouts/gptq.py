@@ -10,11 +10,20 @@ from torch import Tensor
 
 from rota.engine.model.config_file import ConfigFile
 from rota.engine.quantised.codes import Codes
-from rota.engine.weights.layouts.fields import only, read_bits, read_group_size
-from rota.engine.weights.layouts.layout import INTEGERS, PLAIN, Rule, Stretch, Tensors, Window
-from rota.engine.weights.layouts.modules import all_but, read_modules
-from rota.engine.weights.layouts.nibbles import IN_WORD, MASK, unpacked
-from rota.engine.weights.layouts.packed import order_of
+from rota.engine.weights.layouts.layout import (
+    INTEGERS,
+    PLAIN,
+    Rule,
+    Stretch,
+    Tensors,
+    Window,
+    all_but,
+    only,
+    read_bits,
+    read_group_size,
+    read_modules,
+)
+from rota.engine.weights.layouts.packed import IN_WORD, MASK, order_of, unpacked
 
 WEIGHT, ZEROS, SCALES, ORDER = "qweight", "qzeros", "scales", "g_idx"
 

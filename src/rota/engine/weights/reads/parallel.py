@@ -13,10 +13,7 @@ from torch import Tensor
 
 from rota.core.errors import ModelError
 from rota.engine.parallel.shard import Cut
-from rota.engine.weights.reads.copier import Copier
-from rota.engine.weights.reads.places import Place
-from rota.engine.weights.reads.ring import Ring, RingSetup
-from rota.engine.weights.reads.runs import Piece, cut_into_runs
+from rota.engine.weights.reads.ring import Copier, Piece, Place, Ring, RingSetup, cut_into_runs
 
 
 class Copies(Protocol):

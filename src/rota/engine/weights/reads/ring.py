@@ -2,21 +2,129 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
+import torch
 from torch import Tensor
 
 from rota.core.errors import ModelError
-from rota.engine.weights.reads.copier import Copier, Wait
-from rota.engine.weights.reads.runs import Piece, Run
+from rota.engine.parallel.shard import Cut
+
+# ── places ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# A place says where a tensor's bytes lie in a safetensors file.
+
+# In safetensors' words: what the model's plain tensors may be stored as.
+DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """The bytes [start, end) of a file, and what numbers they are."""
+
+    path: Path
+    start: int
+    end: int
+    dtype: torch.dtype
+
+    @property
+    def numbers(self) -> int:
+        return (self.end - self.start) // self.dtype.itemsize
+
+    def rows(self, cut: Cut) -> Place:
+        """Where some of the tensor's rows lie."""
+        row_bytes = (self.end - self.start) // cut.of
+        return replace(self, start=self.start + cut.first * row_bytes, end=self.start + cut.end * row_bytes)
+
+
+def read_places(path: Path) -> dict[str, Place]:
+    """By name, from the header of a file that the library has checked; tensors of other kinds are left out."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+    places = {}
+    for name, entry in header.items():
+        if entry.get("dtype") in DTYPES:
+            start, end = (8 + length + offset for offset in entry["data_offsets"])
+            places[name] = Place(path=path, start=start, end=end, dtype=DTYPES[entry["dtype"]])
+    return places
+
+
+# ── runs ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# A run is what one buffer holds: small tensors together, or a piece of a large one.
+
+# In bytes: a piece begins where numbers of any precision may begin, whatever its place in the file.
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A tensor's bytes in a buffer: [at, at + size) of it, which are [start, start + size) of the file."""
+
+    name: str
+    path: Path
+    start: int
+    size: int
+    at: int
+
+
+Run = tuple[Piece, ...]
+
+
+def cut_into_runs(places: Mapping[str, Place], buffer_bytes: int) -> list[Run]:
+    """The tensors in their order; only what does not fit into the rest of a buffer is cut."""
+    assert buffer_bytes % ALIGNMENT == 0, "a cut would fall into a number"
+    runs: list[list[Piece]] = []
+    at = buffer_bytes
+    for name, place in places.items():
+        start = place.start
+        while start < place.end:
+            if at == buffer_bytes:
+                runs.append([])
+                at = 0
+            size = min(place.end - start, buffer_bytes - at)
+            runs[-1].append(Piece(name=name, path=place.path, start=start, size=size, at=at))
+            start += size
+            at += -(-size // ALIGNMENT) * ALIGNMENT
+    return [tuple(run) for run in runs]
+
+
+# ── copier ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# A copier owns the buffers that files are read into, and copies from them to the device.
+
+# Returns when the copies that it was made behind are complete.
+Wait = Callable[[], None]
+
+
+class Copier(Protocol):
+    """The end of the `with` block gives all buffers back."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def buffer(self, size: int) -> Tensor:
+        """[size] uint8 in host memory; from any thread."""
+        ...
+
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        """Start to copy a part of a buffer into a tensor of as many numbers, in the target's precision."""
+        ...
+
+    def mark(self) -> Wait:
+        """What waits, in any thread, for all copies that were started so far."""
+        ...
+
 
 # Reads into the buffers from a place in a file on, as `os.preadv` does; without Python's lock.
 Read = Callable[[int, Sequence[memoryview], int], int]
