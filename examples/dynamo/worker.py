@@ -31,7 +31,7 @@ from rota.runtime.closable import ClosableService
 from rota.runtime.preloaded import PreloadedService
 from rota.runtime.registry import Registry
 from rota.runtime.seeds import seeded
-from rota.server.answers.streams import Reply, Streams
+from rota.server.streams import Reply, Streams
 from rota.text.tokenizer import Tokenizer
 
 GROUPS = ("sampling_options", "stop_conditions", "output_options")

@@ -17,8 +17,8 @@ from rota.core.config import ListenConfig
 from rota.observe.meters import ConnectionMeters
 from rota.runtime.closable import ClosableService
 from rota.server.door.door import Door
-from rota.server.door.listen import GracefulServer
 from rota.server.door.port import hold_port
+from rota.server.listen import GracefulServer
 from tests.waiting import PATIENCE_S, until
 
 

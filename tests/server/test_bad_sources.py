@@ -16,8 +16,8 @@ import pytest
 from rota.llm.config import build_device, engine_config
 from rota.runtime.registry import Registry
 from rota.server.adapters.manager import Locating
-from rota.server.adapters.resolver import Elsewhere
 from rota.server.app import create_app
+from rota.server.resolver import Elsewhere
 from rota.sources.disk_cache import DiskCache
 from rota.sources.download import Download
 from rota.sources.hub import Hub

@@ -19,8 +19,8 @@ from rota.runtime.registry import Registry
 from rota.server.access.access import Access
 from rota.server.access.key_file import read_keys
 from rota.server.adapters.manager import Locating
-from rota.server.adapters.resolver import Elsewhere
 from rota.server.app import create_app
+from rota.server.resolver import Elsewhere
 from rota.text.tokenizer import Tokenizer
 from tests.engine.lora.adapter_factory import change_config, make_adapter
 from tests.engine.model_factory import make_tiny_model

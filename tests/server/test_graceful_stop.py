@@ -31,7 +31,7 @@ from rota.core.config import ServerConfig
 from rota.runtime.closable import ClosableService
 from rota.runtime.registry import Registry
 from rota.server.app import create_app
-from rota.server.door.listen import listen
+from rota.server.listen import listen
 from rota.server.door.port import hold_port
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice, alphabet

@@ -21,8 +21,8 @@ from rota.runtime.registry import Registry
 from rota.runtime.service import BuildDevice
 from rota.server.app import create_app
 from rota.server.door.door import Door
-from rota.server.door.listen import GracefulServer, listen
 from rota.server.door.port import hold_port
+from rota.server.listen import GracefulServer, listen
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice
 from tests.server.endless import ENDLESS, endless_device

@@ -16,8 +16,8 @@ from rota.runtime.registry import Registry
 from rota.server.access.access import Access
 from rota.server.access.keys import Key, KeyRing, digest_of
 from rota.server.app import create_app
-from rota.server.door.listen import listen
 from rota.server.door.port import hold_metrics_port, hold_port
+from rota.server.listen import listen
 from rota.server.metrics import MetricsPort
 from rota.text.tokenizer import Tokenizer
 from tests.observe.picker import Pod

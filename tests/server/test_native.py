@@ -16,11 +16,12 @@ from rota.core.config import ServerConfig
 from rota.runtime.registry import Registry
 from rota.server.access.access import Access
 from rota.server.access.keys import Key, KeyRing, digest_of
-from rota.server.answers.streams import OpenAnswers, Streams
 from rota.server.front import Front
 from rota.server.native.call import GenerateFields, NativeSampling
 from rota.server.native.routes import install_native_routes
+from rota.server.open_answers import OpenAnswers
 from rota.server.queries import Pausing, Queries
+from rota.server.streams import Streams
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice, alphabet
 from tests.server.engines import REPLICAS, engines

@@ -7,8 +7,8 @@ import httpx
 from rota.core.events import Event
 from rota.core.ids import AdapterId, RequestId
 from rota.runtime.registry import Registry
-from rota.server.answers.streams import Observers
 from rota.server.app import create_app
+from rota.server.streams import Observers
 from rota.text.tokenizer import Tokenizer
 from tests.builders import request
 from tests.server.engines import engines

@@ -17,8 +17,8 @@ from rota.core.lora_paths import LoraPath
 from rota.runtime.registry import Registry
 from rota.server.access.access import Access
 from rota.server.access.keys import ANYONE, Key, KeyRing, digest_of
-from rota.server.adapters.resolver import MISSED_S, MOST_AT_ONCE, Elsewhere, Resolver
 from rota.server.app import create_app
+from rota.server.resolver import MISSED_S, MOST_AT_ONCE, Elsewhere, Resolver
 from rota.sources.prefix import Prefix, is_within
 from rota.sources.source import NothingError, UnreachableError
 from rota.text.tokenizer import Tokenizer

@@ -19,10 +19,11 @@ from rota.server.access.access import Access
 from rota.server.access.keys import Key
 from rota.server.access.limits import Ask
 from rota.server.answers.answer import Answer, ParsedCall, requests_for
-from rota.server.answers.streams import Call, OpenAnswers, Streams
 from rota.server.errors import ClientGone
 from rota.server.front import Front
+from rota.server.open_answers import Call, OpenAnswers
 from rota.server.queries import Pausing
+from rota.server.streams import Streams
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice, alphabet
 from tests.server.endless import ENDLESS, endless_device

@@ -18,7 +18,7 @@ from rota.runtime.spool import Spool
 from rota.server.access.keys import ANYONE
 from rota.server.adapters.listing import History, Listing
 from rota.server.adapters.manager import AdapterManager
-from rota.server.info import PORTION, list_response
+from rota.server.long_lists import PORTION, list_response
 from tests.server.letters import serving
 
 NAMES = tuple(f"adapter-{number:04}" for number in range(2 * MOST_CHECKED))

@@ -215,10 +215,10 @@ def _listen(start: _Start) -> None:
     from rota.server.access.exposure import describe, load_refusal
     from rota.server.access.key_file import KeyWatch
     from rota.server.adapters.manager import Locating
-    from rota.server.adapters.resolver import Elsewhere
     from rota.server.app import create_app
-    from rota.server.door.listen import listen
+    from rota.server.listen import listen
     from rota.server.metrics import MetricsPort
+    from rota.server.resolver import Elsewhere
     from rota.text.tokenizer import Tokenizer
 
     config, server, keys, registry = start.config, start.server, start.keys, start.registry

@@ -27,13 +27,11 @@ from rota.runtime.spool import Spool
 from rota.server.access.access import Access
 from rota.server.adapters.listing import History, Listing
 from rota.server.adapters.manager import PATIENCE_S, AdapterManager
-from rota.server.adapters.resolver import HERE, Elsewhere
 from rota.server.adapters.routes import install_adapter_routes
 from rota.server.adapters.updates import Updates
 from rota.server.adapters.version_routes import install_version_routes
 from rota.server.answers.respond import VERSION_HEADER as VERSION
-from rota.server.answers.streams import Observers, OpenAnswer, OpenAnswers, Reply, Streams
-from rota.server.calls.call import HEADER as NAME
+from rota.server.call import HEADER as NAME
 from rota.server.calls.reading_room import ReadingRoom
 from rota.server.docs import ERROR_RESPONSES, install_docs_page, install_openapi
 from rota.server.door.body_limit import BodyLimit
@@ -48,13 +46,15 @@ from rota.server.native.generate import install_generate_route
 from rota.server.native.routes import install_native_routes
 from rota.server.native.server_info import install_server_info
 from rota.server.ollama import install_ollama_routes, ollama_error
+from rota.server.open_answers import OpenAnswer, OpenAnswers
 from rota.server.openai.chat import install_chat_route
 from rota.server.openai.completions import install_completions_route
 from rota.server.openai.tokenize_routes import install_tokenize_routes
-from rota.server.operator_routes import RequestsRoute, install_pause_routes
-from rota.server.quarantine_routes import install_quarantine_routes, quarantine_log
+from rota.server.operator_routes import RequestsRoute, install_pause_routes, install_quarantine_routes, quarantine_log
 from rota.server.queries import Pausing, Queries
+from rota.server.resolver import HERE, Elsewhere
 from rota.server.responses.route import install_responses_route
+from rota.server.streams import Observers, Reply, Streams
 from rota.server.traffic.routes import first_routes, install_traffic_routes
 from rota.server.traffic.traffic import Shadows, Traffic
 from rota.text.speech import Parsers

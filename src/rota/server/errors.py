@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from rota.core.errors import AdapterError, DiskError, Fault, FaultCode, RequestError
-from rota.server.calls.call import HEADER, kept_name
+from rota.server.call import HEADER, kept_name
 from rota.sources.source import UnreachableError
 
 

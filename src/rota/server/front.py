@@ -12,15 +12,16 @@ from rota.observe.journey import TraceHeaders
 from rota.runtime.registry import Registry
 from rota.runtime.service import Service
 from rota.server.access.access import Access
+from rota.server.access.audit import client_of
 from rota.server.access.keys import Key
-from rota.server.adapters.resolver import Resolver
-from rota.server.answers.streams import Call, OpenAnswers, Streams
-from rota.server.audit import client_of
-from rota.server.calls.call import CallOptions, checked_name, keep_name, name_in
+from rota.server.call import CallOptions, checked_name, keep_name, name_in
 from rota.server.calls.prompts import TextLimits, Texts
 from rota.server.calls.reading_room import Read, ReadingRoom, Work, read
 from rota.server.errors import OnError, unheard
+from rota.server.open_answers import Call, OpenAnswers
 from rota.server.queries import Pausing
+from rota.server.resolver import Resolver
+from rota.server.streams import Streams
 from rota.server.traffic.route import Chosen
 from rota.server.traffic.traffic import Traffic
 from rota.text.speech import AS_THE_TEMPLATE_SAYS, Parsers

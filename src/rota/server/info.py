@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable, Iterable
-from itertools import islice
+from collections.abc import Callable
 from typing import Any
 
-import msgspec
 from fastapi import FastAPI, Response
 from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse
@@ -19,25 +16,9 @@ from rota.server.access.disclosure import path_for, reason_for
 from rota.server.access.keys import Key
 from rota.server.docs import gives
 from rota.server.front import Front
+from rota.server.long_lists import list_response
 from rota.server.openai.writer import ModelBody, ModelsBody
 from rota.server.queries import PAUSED
-
-# ── long lists ──────────────────────────────────────────────────────────────────────────────────────────────────────
-# Long lists are written in portions: between two of them the tokens of other clients leave.
-
-# Entries that are made in one go. A hundred take about a millisecond.
-PORTION = 100
-
-
-async def list_response(before: str, entries: Iterable[Any]) -> Response:
-    """JSON of a list with what stands before it, such as '{"data":'. Entries are made while the list is written."""
-    written: list[bytes] = []
-    remaining = iter(entries)
-    while portion := list(islice(remaining, PORTION)):
-        written.append(msgspec.json.encode(portion)[1:-1])
-        await asyncio.sleep(0)
-    return Response(b"%b[%b]}" % (before.encode(), b",".join(written)), media_type="application/json")
-
 
 # ── models ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 # GET /v1/models lists the models that a request may name, the base model first.

@@ -23,7 +23,7 @@ from rota.server.calls.prompts import Texts
 from rota.server.calls.sampling import CommonSampling
 from rota.server.docs import gives, takes
 from rota.server.front import Front
-from rota.server.info import list_response
+from rota.server.long_lists import list_response
 from rota.server.openai.chat import parsed_chat
 from rota.server.openai.chat_fields import ChatCall
 from rota.server.openai.sampling_fields import model_for

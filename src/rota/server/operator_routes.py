@@ -1,9 +1,10 @@
-"""Routes for operators and trainers: pause the server and let it go on, and ask why a request waits."""
+"""Routes for operators and trainers: pause the server, ask why a request waits, and what is quarantined."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -12,19 +13,24 @@ from fastapi import Request as HttpRequest
 from pydantic import BaseModel
 
 from rota.core.errors import Fault, FaultCode, RequestError
-from rota.core.events import Explained, Whereabouts
+from rota.core.events import EngineRestarted, Event, Explained, Whereabouts
 from rota.core.request import Request
+from rota.observe.audit import log_act
 from rota.observe.journey import Journey
 from rota.observe.metrics import Metrics
 from rota.policy.routing import RouteReason
+from rota.runtime.blame import Blame, Quarantine
 from rota.runtime.registry import Registry
 from rota.runtime.service import Service
 from rota.server.access.access import Access
-from rota.server.answers.streams import OpenAnswer, OpenAnswers, name_of
-from rota.server.audit import audited
+from rota.server.access.audit import audited
 from rota.server.docs import gives
 from rota.server.front import Front
+from rota.server.open_answers import OpenAnswer, OpenAnswers, name_of
 from rota.server.queries import Mode, Queries
+
+# ── operator routes ─────────────────────────────────────────────────────────────────────────────────────────────────
+# Routes for operators and trainers: pause the server and let it go on, and ask why a request waits.
 
 # ── pause routes ────────────────────────────────────────────────────────────────────────────────────────────────────
 # vLLM's routes for trainers: pause the server, let it go on, and ask how many devices it has.
@@ -234,3 +240,89 @@ class RequestsRoute:
             journey.engine_id,
             RouteReason[journey.route.upper()].value if journey.route else "",
         )
+
+
+# ── quarantine routes ───────────────────────────────────────────────────────────────────────────────────────────────
+# Routes for operators: which adapters engines died of, and which keys may load nothing for that.
+
+
+class QuarantinedBody(BaseModel):
+    """An adapter, the key that loaded it, since when (seconds since 1970), and why."""
+
+    name: str
+    key: str | None
+    since: float
+    reason: str
+
+
+class QuarantineBody(BaseModel):
+    """The quarantined adapters, and the keys that may load nothing until that right is given back."""
+
+    adapters: list[QuarantinedBody]
+    keys: list[str]
+
+
+class LiftedBody(BaseModel):
+    """What may be loaded again, or who may load again."""
+
+    name: str
+
+
+class QuarantineLog:
+    """Writes a line to the audit log for every new quarantine."""
+
+    def __init__(self, blame: Blame) -> None:
+        self._blame = blame
+        self._known = set(blame.quarantines)
+
+    def observe(self, events: Iterable[Event]) -> None:
+        if not any(isinstance(event, EngineRestarted) and event.died_of is not None for event in events):
+            return
+        for one in set(self._blame.quarantines) - self._known:
+            self._known.add(one)
+            may_load = one.owner not in self._blame.barred
+            log_act(
+                "quarantine", one.owner or "operator", "this server", one.reason, adapter=one.name, may_load=may_load
+            )
+
+
+def quarantine_log(blame: Blame, metrics: Metrics) -> QuarantineLog:
+    """For the events of a server; its metrics count what is quarantined."""
+    metrics.quarantined = lambda: len(blame.quarantines)
+    return QuarantineLog(blame)
+
+
+def quarantine_body(blame: Blame) -> dict[str, Any]:
+    return {"adapters": [_shown(one) for one in blame.quarantines], "keys": list(blame.barred)}
+
+
+def _shown(one: Quarantine) -> dict[str, Any]:
+    return {"name": one.name, "key": one.owner, "since": one.since, "reason": one.reason}
+
+
+def install_quarantine_routes(app: FastAPI, access: Access) -> None:
+    blame = access.blame
+
+    @app.get("/v1/quarantine", responses=gives(QuarantineBody))
+    async def show(http: HttpRequest) -> dict[str, Any]:
+        """The adapters that are not served because engines died of them, and the keys that lost `may_load`."""
+        access.operator_of(http)
+        return quarantine_body(blame)
+
+    @app.delete("/v1/quarantine/adapters/{name:path}", responses=gives(LiftedBody))
+    async def lift(name: str, http: HttpRequest) -> dict[str, str]:
+        """Lift the quarantine of an adapter: it may be loaded again."""
+        with audited(http, access.key_of(http), "lift_quarantine", adapter=name):
+            access.operator_of(http)
+            if not blame.lift(name):
+                raise RequestError(Fault(FaultCode.UNKNOWN_MODEL, f"'{name[:200]}' is not quarantined.", "name"))
+        return {"name": name}
+
+    @app.delete("/v1/quarantine/keys/{name}", responses=gives(LiftedBody))
+    async def give_back(name: str, http: HttpRequest) -> dict[str, str]:
+        """Give a key its right to load adapters back."""
+        with audited(http, access.key_of(http), "give_back_may_load", of=name):
+            access.operator_of(http)
+            if not blame.give_back(name):
+                raise RequestError(Fault(FaultCode.UNKNOWN_MODEL, f"Key '{name[:200]}' has lost no right.", "name"))
+        return {"name": name}

@@ -14,7 +14,7 @@ from rota.core.events import CacheFlushed, EngineRestarted, Event, Explained, In
 from rota.core.ids import EngineId, RequestId
 from rota.core.messages import Explain, FlushCache, Inspect, Pause, Query, Resume
 from rota.runtime.service import Service
-from rota.server.answers.streams import OpenAnswers
+from rota.server.open_answers import OpenAnswers
 
 # ── queries ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 # An engine answers a query with an event at its next pass, or not in time if it is down or busy.

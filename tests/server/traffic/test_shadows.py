@@ -12,7 +12,7 @@ from rota.core.events import Finished, FinishReason
 from rota.core.ids import AdapterId, RequestId
 from rota.core.request import Request
 from rota.server.access.keys import MAX_ASKED_PRIORITY
-from rota.server.answers.streams import Reply
+from rota.server.streams import Reply
 from rota.server.traffic.traffic import LOWEST_PRIORITY, PATIENCE_S, ROWS_PER_COPY, TENANT, Shadows
 from tests.builders import request
 from tests.scheduler.stage import Stage, seated

@@ -6,21 +6,29 @@ from dataclasses import replace
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
+from pydantic import BaseModel
 
 from rota.core.adapter import listed
 from rota.core.errors import AdapterError
 from rota.core.lora_paths import LoraPath
 from rota.server.access.access import Access
+from rota.server.access.audit import audited
 from rota.server.access.disclosure import path_for, reason_for
 from rota.server.access.keys import Key
 from rota.server.adapters.manager import AT_ONCE, MAX_NAME, AdapterManager, check_name
 from rota.server.adapters.updates import Updates
 from rota.server.adapters.upload import TensorsFields
-from rota.server.audit import audited
 from rota.server.calls.fields import Fields, Unsupported, read_body
 from rota.server.docs import gives, takes
 from rota.server.errors import ERROR_KINDS, code_of
-from rota.server.native.writer import AdaptersBody
+
+
+class AdaptersBody(BaseModel):
+    """The result, and the adapters that are loaded now: folders for operators, names for other keys."""
+
+    success: bool
+    error_message: str | None
+    loaded_adapters: dict[str, str]
 
 
 class UnloadFields(Fields):

@@ -20,12 +20,12 @@ from rota.core.lora_paths import LoraPath
 from rota.runtime.registry import Registry
 from rota.runtime.spool import Spool
 from rota.server.access.access import Access
+from rota.server.access.audit import audited
 from rota.server.access.disclosure import reason_for
 from rota.server.access.keys import Key
 from rota.server.adapters.manager import AdapterManager, Mode, Terms, check_name
 from rota.server.adapters.room import Room
 from rota.server.adapters.upload import Uploads, parse_config, read_tensors, write_tensors
-from rota.server.audit import audited
 from rota.server.calls.fields import Fields, read_body
 
 # ── fields ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -10,6 +10,7 @@ from rota.core.adapter import Adapter, listed, split_label
 from rota.core.errors import Fault, FaultCode, RequestError
 from rota.runtime.registry import Registry
 from rota.server.access.access import Access
+from rota.server.access.audit import audited
 from rota.server.access.keys import Key
 from rota.server.adapters.listing import Listing
 from rota.server.adapters.updates import (
@@ -21,10 +22,9 @@ from rota.server.adapters.updates import (
     Updates,
     read_query,
 )
-from rota.server.audit import audited
 from rota.server.calls.fields import read_body
 from rota.server.docs import gives, takes
-from rota.server.info import list_response
+from rota.server.long_lists import list_response
 
 WEIGHTS_TYPES = ("application/octet-stream", "application/safetensors", "application/x-safetensors")
 

@@ -15,9 +15,10 @@ from rota.core.request import Request, SamplingParams
 from rota.runtime.seeds import seeded
 from rota.server.access.disclosure import fault_for
 from rota.server.access.limits import Ask, Hold
-from rota.server.answers.streams import Call, Delta, OpenAnswer, Reply, name_of, request_id_for
-from rota.server.calls.call import NO_OPTIONS, CallOptions
+from rota.server.call import NO_OPTIONS, CallOptions
 from rota.server.front import Front
+from rota.server.open_answers import Call, OpenAnswer, name_of, request_id_for
+from rota.server.streams import Delta, Reply
 from rota.server.traffic.route import Chosen
 from rota.text.stream import PLAIN_TEXT, TextOptions, TextStream
 from rota.text.tokenizer import Tokenizer

@@ -19,7 +19,7 @@ from rota.core.events import Moved
 from rota.core.request import Request
 from rota.runtime.registry import Registry
 from rota.server.answers.answer import Answer, ParsedCall, Part
-from rota.server.calls.call import HEADER
+from rota.server.call import HEADER
 from rota.server.errors import ClientGone, error_body, note
 from rota.server.front import Front
 

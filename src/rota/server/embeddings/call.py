@@ -9,7 +9,7 @@ from pydantic import Field
 
 from rota.core.errors import RequestError
 from rota.core.request import Pooling
-from rota.server.calls.call import CallOptions
+from rota.server.call import CallOptions
 from rota.server.calls.fields import CacheSalt, Count, Fields, Unsupported, read_body, within
 from rota.server.calls.prompts import Prompt, Prompts, Reading, Texts
 from rota.server.calls.reading_room import AskedModels

@@ -11,7 +11,7 @@ from pydantic import Field, WithJsonSchema
 
 from rota.core.errors import Fault, RequestError
 from rota.core.request import MAX_LOGPROBS, MAX_SEED, SamplingParams
-from rota.server.calls.call import CallOptions
+from rota.server.call import CallOptions
 from rota.server.calls.fields import CacheSalt, Count, Fields, Unsupported, read_body, unless, within
 from rota.server.calls.prompts import Prompts, Texts
 from rota.server.calls.reading_room import AskedModels

@@ -12,12 +12,12 @@ from rota.core.request import Request
 from rota.runtime.seeds import seeded
 from rota.server.answers.answer import ParsedCall, SentAs
 from rota.server.answers.respond import respond
-from rota.server.answers.streams import Call, name_of, request_id_for
-from rota.server.calls.call import checked_name, keep_name
+from rota.server.call import checked_name, keep_name
 from rota.server.docs import gives, takes
 from rota.server.front import Front
 from rota.server.native.call import GenerateCall, GenerateFields, read_generate
 from rota.server.native.writer import GenerateBody, GeneratedBody, GenerateShape, LogprobFormat
+from rota.server.open_answers import Call, name_of, request_id_for
 
 
 def install_generate_route(app: FastAPI, front: Front) -> None:

@@ -15,9 +15,9 @@ from rota.core.errors import Fault, FaultCode, RequestError
 from rota.core.ids import RequestId
 from rota.core.request import Request, SamplingParams
 from rota.runtime.service import Phase
+from rota.server.access.audit import audited
 from rota.server.access.disclosure import path_for, reason_for
 from rota.server.access.keys import Key
-from rota.server.audit import audited
 from rota.server.calls.fields import Fields, read_body
 from rota.server.docs import gives, takes
 from rota.server.front import Front

@@ -20,7 +20,7 @@ from rota.runtime.service import ServiceState
 from rota.server.docs import gives
 from rota.server.front import Front
 from rota.server.native.writer import ServerInfoBody
-from rota.server.quarantine_routes import quarantine_body
+from rota.server.operator_routes import quarantine_body
 from rota.server.queries import PAUSED, Queries
 
 # ── vllm config ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -15,7 +15,7 @@ from rota.core.plan import TokenLogprobs
 from rota.core.request import Request
 from rota.server.answers.answer import Answer, Choice, Chunk, Part
 from rota.server.answers.respond import DataEvents, RotaBody, moves_field
-from rota.server.answers.streams import name_of
+from rota.server.open_answers import name_of
 from rota.text.pieces import TokenPieces
 
 # ── bodies ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -91,14 +91,6 @@ class ServerInfoBody(BaseModel):
     replicas: list[dict[str, Any]]
     # With config_format=json: the model, its dtype, devices and adapters in vLLM's names.
     vllm_config: dict[str, Any] | None = None
-
-
-class AdaptersBody(BaseModel):
-    """The result, and the adapters that are loaded now: folders for operators, names for other keys."""
-
-    success: bool
-    error_message: str | None
-    loaded_adapters: dict[str, str]
 
 
 class AbortedBody(BaseModel):

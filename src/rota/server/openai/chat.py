@@ -10,9 +10,9 @@ from fastapi import Request as HttpRequest
 from rota.server.answers.answer import Choice, Chunk, ParsedCall, SentAs, requests_for
 from rota.server.answers.blocks import Listeners
 from rota.server.answers.respond import respond
-from rota.server.answers.streams import Call
 from rota.server.docs import gives, takes
 from rota.server.front import Front
+from rota.server.open_answers import Call
 from rota.server.openai.chat_fields import ChatCall, ChatFields, read_chat
 from rota.server.openai.sampling_fields import model_for
 from rota.server.openai.writer import ChatBody, ChatChunkBody, OpenAiShape, TokenNamer, chat_logprobs, prompt_logprobs

@@ -13,7 +13,7 @@ from rota.core.errors import RequestError
 from rota.core.grammar import Grammar
 from rota.core.request import MAX_LOGPROBS, SamplingParams
 from rota.grammar.texts import after_thinking
-from rota.server.calls.call import CallOptions
+from rota.server.call import CallOptions
 from rota.server.calls.fields import MAX_COUNT, Count, Fields, Unsupported, read_body, unless, within
 from rota.server.calls.prompts import Prompts, Reading, Texts
 from rota.server.calls.reading_room import AskedModels

@@ -12,7 +12,7 @@ from rota.core.errors import RequestError
 from rota.core.request import MAX_LOGPROBS, SamplingParams
 from rota.server.answers.answer import Choice, Chunk, ParsedCall, SentAs, requests_for
 from rota.server.answers.respond import respond
-from rota.server.calls.call import CallOptions
+from rota.server.call import CallOptions
 from rota.server.calls.fields import Count, Unsupported, advice_on, read_body, within
 from rota.server.calls.prompts import Prompt, Prompts, Reading, Texts, Tokens
 from rota.server.calls.reading_room import AskedModels

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 from rota.core.errors import RequestError
 from rota.core.request import MAX_LOGPROBS, MAX_SEED, SamplingParams
-from rota.server.answers.streams import Call
-from rota.server.calls.call import CallOptions
+from rota.server.call import CallOptions
 from rota.server.calls.fields import CacheSalt, Count, Fields, Unsupported, advice_on, unless, within
 from rota.server.calls.reading_room import AskedModels
 from rota.server.calls.sampling import CommonSampling
 from rota.server.front import Front
+from rota.server.open_answers import Call
 from rota.server.traffic.route import Chosen
 from rota.text.stream import TextOptions
 from rota.text.tokenizer import Tokenizer

@@ -12,10 +12,10 @@ from rota.core.adapter import Adapter, listed
 from rota.core.errors import ConfigError, Fault, FaultCode, RequestError
 from rota.runtime.registry import Registry
 from rota.server.access.access import MOST_REPEATED, Access
+from rota.server.access.audit import audited
 from rota.server.access.disclosure import reason_for
 from rota.server.access.keys import Key
 from rota.server.adapters.manager import AdapterManager
-from rota.server.audit import audited
 from rota.server.calls.fields import Fields, read_body
 from rota.server.docs import gives, takes
 from rota.server.traffic.route import MOST_TARGETS, Route, Split, check_weights

@@ -18,7 +18,7 @@ from rota.observe.journey import Journey
 from rota.observe.meters import TrafficMeters
 from rota.runtime.registry import Registry
 from rota.server.adapters.manager import AdapterManager
-from rota.server.answers.streams import Reply
+from rota.server.streams import Reply
 from rota.server.traffic.route import Chosen, Route, Split
 
 # ── shadows ─────────────────────────────────────────────────────────────────────────────────────────────────────────
