@@ -14,30 +14,30 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "src" / "rota"
 
-MOST_LINES_OF_A_FILE, MEDIAN_LINES_OF_A_FILE = 300, 90
+# A file is a concept, with everything that is needed to understand it: not a piece of one, and not several.
+MOST_LINES_OF_A_FILE, LEAST_MEDIAN, MOST_MEDIAN = 500, 110, 170
 MOST_LINES_OF_A_FUNCTION, P90_LINES_OF_A_FUNCTION = 60, 16
 
 # Where an error of any kind is the last thing that is heard, and why it must be caught there.
 BORDERS = {
     "runtime/process.py": "the engine's process ends, and its supervisor must hear why",
     "runtime/ranks/follower.py": "a follower's process ends, and its leader must hear why",
-    "runtime/cluster/driver.py": "Ray fails in ways that it does not list, and the front must hear of each",
-    "runtime/cluster/host.py": "a thread runs an engine on another machine, and the front must hear why it does not",
+    "runtime/cluster/driver.py": "Ray, or an engine elsewhere, fails in ways that nothing lists: the front must hear",
     "runtime/cluster/joining.py": "Ray fails in ways that it does not list",
     "runtime/service.py": "the engine's thread ends, and requests that are open must hear why",
     "runtime/supervisor.py": "the supervisor's thread ends, and requests that are open must hear why",
     "observe/logs.py": "the server's process ends, and its log must say why",
     "engine/lora/files/reader.py": "a thread reads adapters, and one that cannot be read must not end it",
-    "engine/lora/files/header_check.py": "an adapter that cannot be checked is refused, and the others are known",
+    "engine/lora/files/checks.py": "an adapter that cannot be checked is refused, and the others are known",
     "engine/lora/loader.py": "a thread copies adapters, and one that cannot be copied must not end it",
-    "engine/lora/side_by_side.py": "threads read an adapter together, and the thread that waits raises an error",
-    "engine/precompile.py": "a thread compiles, and the thread that joins it raises its error",
+    "engine/lora/host.py": "threads read an adapter together, and the thread that waits raises an error",
+    "engine/build.py": "a thread compiles, and the thread that joins it raises its error",
     "engine/weights/reads/ring.py": "a thread reads weights, and the thread that takes them raises its error",
     "engine/folders/hub.py": "a hub's library fails in ways that it does not list",
     "text/tokenizer.py": "two libraries fail in ways that they do not list",
     "text/chat.py": "a chat template is a program that comes with a model",
     "runtime/room/worker.py": "a job fails, and whoever asked must hear why",
-    "server/observers.py": "an observer may come from outside, and clients must get their tokens anyway",
+    "server/streams.py": "an observer may come from outside, and clients must get their tokens anyway",
 }
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -70,12 +70,12 @@ def longest(lines: dict[str, int], most: int) -> dict[str, int]:
     return {name: count for name, count in sorted(lines.items(), key=lambda one: -one[1]) if count > most}
 
 
-def test_no_file_is_longer_than_300_lines():
+def test_no_file_is_longer_than_500_lines():
     assert not longest(lines_of_files(), MOST_LINES_OF_A_FILE)
 
 
-def test_half_of_the_files_have_at_most_90_lines():
-    assert statistics.median(lines_of_files().values()) <= MEDIAN_LINES_OF_A_FILE
+def test_the_middle_file_has_110_to_170_lines():
+    assert LEAST_MEDIAN <= statistics.median(lines_of_files().values()) <= MOST_MEDIAN
 
 
 def test_no_function_is_longer_than_60_lines():

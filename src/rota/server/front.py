@@ -47,7 +47,7 @@ FAIRNESS_ID = "x-llm-d-inference-fairness-id"
 TTFT_MS = "x-llm-d-slo-ttft-ms"
 
 
-def tenant_in(http: HttpRequest, key: Key) -> Key:
+def gateway_tenant(http: HttpRequest, key: Key) -> Key:
     """The key, with the tenant that the call names. Raises RequestError for a name that a label cannot hold."""
     given = http.headers.get(FAIRNESS_ID)
     if given is None or not key.may_set_headers:
@@ -99,7 +99,7 @@ class Front:
     def identify(self, http: HttpRequest) -> Call:
         """The caller of a route that generates. Raises RequestError for a wrong key, or one that used up its minute."""
         key = self.enter(http)
-        return Call(tenant_in(http, key), name_in(http), trace_in(http), first_token_in(http, key))
+        return Call(gateway_tenant(http, key), name_in(http), trace_in(http), first_token_in(http, key))
 
     def named(self, http: HttpRequest, call: Call, asks: CallOptions) -> Call:
         """The call under the name that its body gives it. Raises RequestError for a bad name."""

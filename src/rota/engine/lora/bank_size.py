@@ -1,8 +1,8 @@
 """A bank's size follows the flags, then the adapters at the start, then what the device has room for.
 
-Slots are not made for adapters that may never come: a small bank lies below the model's matrices (annex.py), where it
+Slots are not made for adapters that may never come: a small bank lies below the model's matrices (layout.py), where it
 costs a step least, and memory that no slot takes holds KV. Where the adapters at the start differ in rank, and no flag
-says how large slots are, the slots share pages (pages.py).
+says how large slots are, the slots share pages (files/ranks.py).
 """
 
 from __future__ import annotations

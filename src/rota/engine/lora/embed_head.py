@@ -82,7 +82,7 @@ class OwnMatrices:
 #     head         logits = x Hᵀ + (x Aᵀ) B            a site like any other, for the rows that sample
 #
 # A bank has the ends that its first adapters have, and grows by others (growth.py). They lie beside the layers' sites
-# and in no pages. An adapter may have a whole matrix of its own instead (own_matrices.py).
+# and in no pages. An adapter may have a whole matrix of its own instead, as above.
 
 # Adds to y what each token's adapter makes of x.
 AddLora = Callable[[Tensor, Tensor, SiteFactors, LoraBatch], None]

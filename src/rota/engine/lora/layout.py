@@ -15,7 +15,7 @@ rank-8 bytes. Checkpoints store B as [outputs, rank]; it is transposed once, at 
 The operations never read beyond a slot's rank. Where its parts differ in rank, the missing rows of the smaller parts
 are zero.
 
-Where slots share pages (pages.py), `pages` stands above in the place of `slots`, and 8 in that of `max_rank`.
+Where slots share pages (files/ranks.py), `pages` stands above in the place of `slots`, and 8 in that of `max_rank`.
 """
 
 from __future__ import annotations

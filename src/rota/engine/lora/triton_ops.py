@@ -33,8 +33,9 @@ from rota.engine.step.device_step import LoraBatch
 # both read on the device. Few tokens make little work, and shares spread it over all processors. The expand kernel adds
 # the shares: no atomics, no zeroing, the same sum every time.
 #
-# With pages (PAGE ranks each, pages.py) a slot is a row of a table: one more number is read for each rank, before the
-# rank's own numbers. Without them (PAGE is 0) nothing is looked up, and the kernels are as if there were no pages.
+# With pages (PAGE ranks each, files/ranks.py) a slot is a row of a table: one more number is read for each rank,
+# before the rank's own numbers. Without them (PAGE is 0) nothing is looked up, and the kernels are as if there were
+# no pages.
 #
 # With trims (trims.py) expand ends with  y = gain · y + shift.  Without them (TRIM is 0) it is as if there were none.
 

@@ -65,7 +65,7 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Linear(Matrix):
-    """A matrix of the model; if its site has an annex, also the same with adapters' rows below (`lora/annex.py`)."""
+    """A matrix of the model; if its site has an annex, also the same with adapters' rows below (`lora/layout.py`)."""
 
     widened: Matrix | None = None
 

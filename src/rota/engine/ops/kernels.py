@@ -197,7 +197,7 @@ def _by_kind(query_norm, key_norm, dims, is_query, is_pair):
 
 
 # ── rounding kernels ────────────────────────────────────────────────────────────────────────────────────────────────
-# Norm and silu that also write their rows in eight bits: twins of `fused_kernels.py`, a program for each token.
+# Norm and silu that also write their rows in eight bits: twins of the kernels above, a program for each token.
 
 
 @triton.jit

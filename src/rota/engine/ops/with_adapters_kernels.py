@@ -276,7 +276,7 @@ def add_rms_norm_kernel(
     residual,  # -> [tokens, WIDTH], becomes the sum
     weight,  # -> [WIDTH]
     output,  # -> [tokens, WIDTH]
-    codes,  # -> [tokens, WIDTH], the same in eight bits as `rounding_kernels.py` writes them; None: not wanted
+    codes,  # -> [tokens, WIDTH], the same in eight bits as `kernels.py` writes them; None: not wanted
     scales,  # -> [tokens] float32
     epsilon, tokens, slots, y_stride, row_stride,
     WIDTH: tl.constexpr, COLUMNS: tl.constexpr, MAX_RANK: tl.constexpr, SHARES: tl.constexpr, RANKS: tl.constexpr,

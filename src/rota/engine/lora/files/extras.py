@@ -147,7 +147,7 @@ def _ones(tokens: tuple[int, ...] | list[int], vocabulary: int, dtype: torch.dty
 
 
 # ── end trims ───────────────────────────────────────────────────────────────────────────────────────────────────────
-# Magnitudes and biases of an adapter's ends become trims there, as they do in the layers (folding.py).
+# Magnitudes and biases of an adapter's ends become trims there, as they do in the layers, above.
 
 
 def with_trims(
