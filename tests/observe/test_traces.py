@@ -19,7 +19,8 @@ from opentelemetry.trace import StatusCode
 from rota.core.errors import ConfigError, Fault, FaultCode
 from rota.core.events import Admitted, Finished, FinishReason, Preempted, Produced
 from rota.observe.metrics import Metrics
-from rota.observe.trace_export import Traces, exported_traces
+from rota.observe.trace_export import exported_traces
+from rota.observe.traces import Traces
 from rota.runtime.lifeline import tied
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -7,7 +7,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from rota.observe.trace_export import Traces
+from rota.observe.traces import Traces
 from rota.server.access.keys import Key, KeyRing, digest_of
 from tests.server.letters import serving
 from tests.waiting import until

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import os
-import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,14 +13,11 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from rota import __version__
-from rota.commands.engines import described_replicas
 from rota.commands.flags import config_file, make_command, parameter, quiet_flag, with_file
-from rota.core.capacity import Capacity
 from rota.core.config import EngineConfig, ServerConfig
 from rota.core.errors import ConfigError
 from rota.core.lora_paths import parse_lora_path
 from rota.core.options import build, options_of
-from rota.core.stages import Stage, described, stage_fields, total_s
 from rota.llm.config import (
     ENGINE_CONFIGS,
     build_device,
@@ -35,8 +30,6 @@ from rota.llm.config import (
     told_later,
 )
 from rota.observe.journey import OnEnd
-from rota.runtime.service import ServiceState
-from rota.runtime.start import process_began_at
 from rota.runtime.world import Device
 
 if TYPE_CHECKING:
@@ -50,41 +43,6 @@ if TYPE_CHECKING:
     from rota.server.access.keys import KeyRing
     from rota.server.door.door import Door
     from rota.sources.prefix import Prefix
-
-
-# ── announcement ────────────────────────────────────────────────────────────────────────────────────────────────────
-# An announcement is what a server says when it is ready: its address, what it has, and how long its start took.
-
-LOG = logging.getLogger("rota.start")
-
-
-def announce(name: str, url: str, state: ServiceState, others: Sequence[str], is_logged: bool) -> None:
-    """Print the sentences, `others` last. If logged, a log line says the time of the start too."""
-    took_s = time.monotonic() - process_began_at()
-    stages = max((engine.start for engine in state.engines), key=total_s)  # of the slowest engine
-    if is_logged:
-        fields = {**stage_fields(stages), "seconds": round(took_s, 1)}
-        LOG.info("The server is ready.", extra={"fields": fields})
-    sentences = (ready(took_s, stages), adapter_memory(state.capacity), described_replicas(state), *others)
-    print("\n".join([f"Rota serves {name} at {url}", *filter(None, sentences)]), flush=True)
-
-
-def ready(took_s: float, stages: Sequence[Stage]) -> str:
-    """How long the start took, and what of it took how long in the engine's process."""
-    return f"Ready after {took_s:.1f} s" + (f": {described(stages)}." if stages else ".")
-
-
-def adapter_memory(capacity: Capacity | None) -> str:
-    """What the slots cost and why, in words; empty if they cost nothing."""
-    if capacity is None or not capacity.adapter_bytes:
-        return ""
-    slots, takes = ("One slot", "takes") if capacity.slots == 1 else (f"{capacity.slots} slots", "take")
-    found = (
-        f"{slots} for adapters up to rank {capacity.slot_rank} {takes} {capacity.adapter_bytes / 1e6:,.0f} MB on the "
-        f"device (slots: {capacity.slots_from}; rank: {capacity.rank_from})."
-    )
-    below = f" Their A lie below the model's matrices at {', '.join(capacity.annexed)}." if capacity.annexed else ""
-    return found + below
 
 
 SERVE_CONFIGS = (*ENGINE_CONFIGS, ServerConfig)
@@ -206,7 +164,7 @@ class _Start:
 
 def _listen(start: _Start) -> None:
     """Serve until a signal. The web framework and the tokenizer are loaded here, while the engine loads the model."""
-    from rota.commands.serve import announce
+    from rota.commands.announcement import announce
     from rota.dashboard.feed import Feed
     from rota.dashboard.routes import Viewers, install_dashboard
     from rota.runtime.closable import ClosableService
