@@ -67,7 +67,7 @@ def keys(tmp_path, caplog) -> Iterator[Keys]:
     registry = Registry("letters", "/models/letters")
     access = Access(registry, keys.source.read(), now=lambda: 0.0)
     service = engines(lambda: FakeDevice(next_token=GATE))
-    watch = KeyWatch(keys.source, access, every_s=0.01)
+    watch = KeyWatch(keys.source, access.replace_keys, every_s=0.01)
     tokenizer = Tokenizer(write_byte_tokenizer(tmp_path))
     app = create_app(service, tokenizer, registry, access=access, companions=[watch.run])
     feed = Feed(registry.base, lambda: registry.adapters, lambda: service.state)

@@ -201,7 +201,7 @@ def _listen(start: _Start) -> None:
         policy=config.policy,
         scheduler=config.scheduler,
         enders=start.enders,
-        companions=[KeyWatch(start.source, access).run] if start.source.path else (),
+        companions=[KeyWatch(start.source, access.replace_keys).run] if start.source.path else (),
         has_grammars=True,
         elsewhere=Elsewhere(Locating(locator_for(config.lora)), start.resolver_prefix),
     )

@@ -7,15 +7,14 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rota.core.errors import AdapterError, ConfigError
 from rota.observe.audit import log_keys, log_refused_keys
-from rota.server.access.access import Access
-from rota.server.access.keys import MAX_ASKED_PRIORITY, Key, KeyRing, digest_of, groups_of
+from rota.server.access.keys import MAX_ASKED_PRIORITY, Key, KeyChanges, KeyRing, digest_of, groups_of
 from rota.sources.address import has_scheme, parse_address
 
 # ── roots ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -350,8 +349,10 @@ LOOK_EVERY_S = 1.0
 class KeyWatch:
     """Gives the server new keys while it runs. Open requests go on to their end, also those of a removed key."""
 
-    def __init__(self, source: KeySource, access: Access, every_s: float = LOOK_EVERY_S) -> None:
-        self._source, self._access, self._every_s = source, access, every_s
+    def __init__(
+        self, source: KeySource, replace_keys: Callable[[KeyRing], KeyChanges], every_s: float = LOOK_EVERY_S
+    ) -> None:
+        self._source, self._replace_keys, self._every_s = source, replace_keys, every_s
 
     async def run(self) -> None:
         """Look until cancelled. The disk is read in a thread: a slow one delays no request."""
@@ -367,7 +368,7 @@ class KeyWatch:
         if keys is None:
             log_refused_keys(refusal, cause)
             return
-        changes = self._access.replace_keys(keys)
+        changes = self._replace_keys(keys)
         log_keys(changes.added, changes.removed, changes.changed, cause)
 
     def _read(self) -> tuple[KeyRing | None, str]:
