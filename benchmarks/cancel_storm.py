@@ -24,7 +24,7 @@ from typing import Any
 from front.serving import Served, started
 
 from rota.bench.config import BenchConfig
-from rota.bench.run import Run, bench
+from rota.bench.run import BenchRun, bench
 from rota.workload.scenario import read_scenario
 
 SCENARIO = Path(__file__).parent / "scenarios" / "cancel-storm-cpu.toml"
@@ -54,7 +54,7 @@ class Memory:
         return statistics.median(totals[-tenth:]) / statistics.median(totals[warm : warm + tenth]) - 1.0
 
 
-async def storm(served: Served, scenario: Path) -> tuple[Run, Memory]:
+async def storm(served: Served, scenario: Path) -> tuple[BenchRun, Memory]:
     memory = Memory(served)
     watching = asyncio.create_task(memory.watch())
     run = await bench(BenchConfig(base_url=served.url, scenario=str(scenario)), lambda _: lambda: None)

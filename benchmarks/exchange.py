@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rota.policy.prefill_delayer import PrefillDelayer, RankReport
 from rota.runtime.exchange.all_gather import AllGather
-from rota.runtime.exchange.lines import Lines
+from rota.runtime.exchange.lines import SharedLines
 from rota.runtime.exchange.place import WORDS, Board
 
 PASSES = 4000
@@ -53,7 +53,7 @@ def report(admissible: int) -> RankReport:
 def board(folder: Path, admissible: int) -> Figures:
     """One rank's `share`, while all others write a line between two of its passes."""
     path = folder / f"board-{admissible}"
-    Lines.create(path, BOARD_RANKS, WORDS)
+    SharedLines.create(path, BOARD_RANKS, WORDS)
     first, *others = [Board(path, rank) for rank in range(BOARD_RANKS)]
     taken = []
     for _ in range(PASSES):
@@ -69,7 +69,7 @@ def board(folder: Path, admissible: int) -> Figures:
 def deciding(folder: Path) -> Figures:
     """The whole verdict of a rank with prompts on that board: with `share`, and with the policy's own time."""
     path = folder / "deciding"
-    Lines.create(path, BOARD_RANKS, WORDS)
+    SharedLines.create(path, BOARD_RANKS, WORDS)
     first, *others = [Board(path, rank) for rank in range(BOARD_RANKS)]
     delayer = PrefillDelayer(max_running=256, queue_min_ratio=0.3, exchange=first)
     delayer.note_batch(8)

@@ -41,7 +41,7 @@ from rota.observe.summary import Recorder, mean_of
 from rota.observe.table import print_table
 from rota.runtime.registry import Registry
 from rota.runtime.service import InProcessService
-from rota.workload.arrivals import Ask, asks
+from rota.workload.arrivals import Arrival, asks
 from rota.workload.scenario import Scenario, read_scenario
 
 SCENARIO = Path(__file__).parent / "scenarios" / "live-cpu.toml"
@@ -68,7 +68,7 @@ class Client:
             self.service.send(AddAdapter(adapter=adapter, at=time.monotonic()))
         self._wait_for(len(registry.adapters))
 
-    def ask_all(self, asked: Sequence[Ask], seed: int, prefix: str = "") -> None:
+    def ask_all(self, asked: Sequence[Arrival], seed: int, prefix: str = "") -> None:
         """Each at its moment; returns when the last has been answered."""
         started_at = time.monotonic()
         for ask in asked:
@@ -76,7 +76,7 @@ class Client:
             self._ask(ask, f"{prefix}{ask.number:03d}", seed)
         self._wait_for(len(asked))
 
-    def _ask(self, ask: Ask, name: str, seed: int) -> None:
+    def _ask(self, ask: Arrival, name: str, seed: int) -> None:
         dice = random.Random(f"{seed} {name}")
         prompt = tuple(dice.choices(VOCABULARY, k=ask.prompt_tokens))
         sampling = SamplingParams(max_new_tokens=ask.output_tokens, temperature=0.0, ignore_eos=True)
@@ -121,7 +121,7 @@ def serve(scenario: Scenario, config: EngineConfig, seed: int) -> Client:
         client.start(registry)
         client.ask_all(
             [
-                Ask(number=n, at=0.0, adapter_id=one.adapter_id, prompt_tokens=16, output_tokens=4)
+                Arrival(number=n, at=0.0, adapter_id=one.adapter_id, prompt_tokens=16, output_tokens=4)
                 for n, one in enumerate(registry.adapters)
             ],
             seed,

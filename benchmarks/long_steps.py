@@ -20,7 +20,7 @@ from rota.core.plan import Chunk, Seat, StepPlan
 from rota.core.request import SamplingParams
 from rota.engine.build import build_engine
 from rota.engine.engine import Engine
-from rota.engine.step.frames import MOST_CHUNKS, Frame, mixed_frame
+from rota.engine.step.frames import MOST_CHUNKS, StepFrame, mixed_frame
 
 BLOCK_SIZE = CacheConfig().kv_block_size
 LONGEST = 131_072
@@ -141,7 +141,7 @@ def start(folder: Path) -> Engine:
 
 def capture(engine: Engine) -> None:
     """Graphs of the frames that are asked for here, and of no other."""
-    frames = [Frame(rows, page_changes=rows) for rows in (1, 56, ROWS)] + [mixed_frame(ROWS, 32)]
+    frames = [StepFrame(rows, page_changes=rows) for rows in (1, 56, ROWS)] + [mixed_frame(ROWS, 32)]
     body, device = engine._computation, engine._cache.device
     engine._model.tune([frame.tokens for frame in frames])
     logits = torch.empty(ROWS + MOST_CHUNKS, engine.spec.vocab_size, dtype=engine._cache.dtype, device=device)

@@ -24,7 +24,7 @@ from torch import Tensor
 from rota.engine.lora.batch import DECODE_TILE, PREFILL_TILE, make_batch
 from rota.engine.lora.files.ranks import PAGE_RANK, pages_for
 from rota.engine.lora.layout import SiteFactors
-from rota.engine.lora.triton_ops import DECODE, PREFILL, Tuning, add_lora, shrink
+from rota.engine.lora.triton_ops import DECODE, PREFILL, LoraTuning, add_lora, shrink
 from rota.engine.model.sites import SiteShape
 from rota.engine.step.device_step import LoraBatch
 
@@ -61,7 +61,7 @@ class Case:
     tokens: int
     ranks: tuple[int, ...]
     max_rank: int
-    tuning: Tuning
+    tuning: LoraTuning
     tile_size: int
     prompt: int = 0
     has_pages: bool = False  # slots share pages, and each takes those of its rank
@@ -123,7 +123,7 @@ def report_check(case: Case) -> bool:
     return error < BOUND
 
 
-def relative_error(case: Case, tuning: Tuning) -> float:
+def relative_error(case: Case, tuning: LoraTuning) -> float:
     """The worst of the four sites after a whole captured step, each launch right behind the other."""
     sites, batch = make_sites(case), make_case_batch(case)
     step = functools.partial(apply_all, sites, batch, tuning)
@@ -196,30 +196,30 @@ def sweep(case: Case) -> dict[str, float | str]:
     return tried | {"best": str(tuning)}
 
 
-def variants(tuning: Tuning) -> Iterator[tuple[tuple[str, str], int]]:
+def variants(tuning: LoraTuning) -> Iterator[tuple[tuple[str, str], int]]:
     for path, choices in CHOICES.items():
         current = functools.reduce(getattr, path, tuning)
         yield from ((path, other) for other in choices if other != current)
 
 
-def changed(tuning: Tuning, path: tuple[str, str], value: int) -> Tuning:
+def changed(tuning: LoraTuning, path: tuple[str, str], value: int) -> LoraTuning:
     part, field = path
     return dataclasses.replace(tuning, **{part: dataclasses.replace(getattr(tuning, part), **{field: value})})
 
 
-def apply_all(sites: list[Site], batch: LoraBatch, tuning: Tuning) -> None:
+def apply_all(sites: list[Site], batch: LoraBatch, tuning: LoraTuning) -> None:
     for layer in range(LAYERS):
         for site in sites:
             add_lora(site.y, site.x, site.factors[layer], batch, tuning)
 
 
-def shrink_all(sites: list[Site], batch: LoraBatch, tuning: Tuning) -> None:
+def shrink_all(sites: list[Site], batch: LoraBatch, tuning: LoraTuning) -> None:
     for layer in range(LAYERS):
         for site in sites:
             shrink(site.x, site.factors[layer], batch, tuning)
 
 
-def multiply_all(sites: list[Site], batch: LoraBatch | None = None, tuning: Tuning = DECODE) -> None:
+def multiply_all(sites: list[Site], batch: LoraBatch | None = None, tuning: LoraTuning = DECODE) -> None:
     """The model's own products and, with a batch, what adapters add to each."""
     for layer in range(LAYERS):
         for site in sites:

@@ -38,7 +38,7 @@ from rota.core.plan import Chunk, Load, Seat, StepPlan
 from rota.core.request import SamplingParams
 from rota.engine.build import build_engine
 from rota.engine.engine import Engine
-from rota.engine.step.frames import Prompts, mixed_frames
+from rota.engine.step.frames import PromptRoom, mixed_frames
 
 SIX = 6
 CONTEXT = 300
@@ -133,7 +133,7 @@ def pages_for(tokens: int) -> int:
 
 def fits_a_frame(plan: StepPlan, rows: int) -> bool:
     """Whether an engine of so many rows that has captured its graphs has one for this step."""
-    return any(frame.holds(plan) for frame in mixed_frames(rows, Prompts(BUDGET)))
+    return any(frame.holds(plan) for frame in mixed_frames(rows, PromptRoom(BUDGET)))
 
 
 def drive(device: Timed, plans: Iterable[StepPlan]) -> None:
@@ -242,7 +242,7 @@ def compare(engine: Engine, author: Author, steps: int, figures: Figures, has_gp
     if not has_gpu:
         print("No GPU here: steps as graphs are left out.", flush=True)
         return
-    engine.capture(Prompts(BUDGET), quiet=True)
+    engine.capture(PromptRoom(BUDGET), quiet=True)
     while engine.work_while_idle():
         pass
     for case in figures.of_case:

@@ -28,7 +28,7 @@ from rota.llm.config import build_device
 from rota.runtime.lifeline import die_with
 from rota.runtime.ranks.follower import arrive
 from rota.runtime.ranks.meeting import CODEC, Meeting, Numbered, open_line
-from rota.runtime.ranks.processes import Job
+from rota.runtime.ranks.processes import FollowerJob
 from rota.scheduler import Scheduler
 
 AT_WORK, PROMPT, ANSWER = 64, 200, 100
@@ -63,7 +63,7 @@ def follow(address: str, followers: int, rank: int) -> None:
     die_with(parent.pid)
     line = open_line(zmq.Context(), zmq.DEALER)
     line.connect(address)
-    arrive(line, Job(make_device=build_device, config=config_of(followers, rank), address=address))
+    arrive(line, FollowerJob(make_device=build_device, config=config_of(followers, rank), address=address))
     number = 0
     while isinstance(record := CODEC.decode(line.recv())[0], Numbered):
         number += 1

@@ -43,7 +43,7 @@ from rota.runtime.registry import Registry
 from rota.runtime.replicas.desk import ReplicaDesk
 from rota.runtime.replicas.roster import Roster
 from rota.runtime.routing.router import Router
-from rota.runtime.service import Deliver, Phase, Service, ServiceState
+from rota.runtime.service import Deliver, Service, ServicePhase, ServiceState
 from rota.runtime.wire import decode, encode
 from rota.scheduler import Scheduler
 from rota.server.adapters.listing import History
@@ -146,7 +146,7 @@ def _news(adapter_id: AdapterId, engine_id: EngineId) -> Iterator[Event]:
 class Replica:
     """Stands in for an engine under its supervisor: what the server keeps of it."""
 
-    state = ServiceState(phase=Phase.READY, has_served=True)
+    state = ServiceState(phase=ServicePhase.READY, has_served=True)
 
     def __init__(self) -> None:
         self.promises = Promises()

@@ -26,7 +26,7 @@ from rota.core.ids import AdapterId, RequestId
 from rota.core.messages import AddAdapter, Inspect, Message
 from rota.core.plan import StepResult
 from rota.observe.metrics import Metrics
-from rota.runtime.service import Phase, ServiceState
+from rota.runtime.service import ServicePhase, ServiceState
 from rota.scheduler import Scheduler
 from rota.server.metrics import Counts, Scrapes
 
@@ -41,7 +41,7 @@ COUNTED = 200
 class Engine:
     """A service whose engine answers at once, from a scheduler with thousands of requests."""
 
-    state = ServiceState(phase=Phase.READY, capacity=CAPACITY)
+    state = ServiceState(phase=ServicePhase.READY, capacity=CAPACITY)
 
     def __init__(self, metrics: Metrics) -> None:
         config, lora = SchedulerConfig(max_queued_requests=2 * WAITING), LoraConfig(max_loaded_loras=ADAPTERS)

@@ -48,7 +48,7 @@ from rota.engine.parallel.shard import Cut
 from rota.engine.weights.load import load_weights
 from rota.engine.weights.reads.parallel import ParallelReads
 from rota.engine.weights.reads.pinned import no_copier, pinned_on_gpu
-from rota.engine.weights.reads.ring import Place, RingSetup, Wait, read_places
+from rota.engine.weights.reads.ring import FileRange, RingSetup, Wait, read_places
 from rota.engine.weights.shards import Shards
 
 HEADS = ("to", "way", "threads", "buffer, MB", "seconds", "of processors", "GB/s")
@@ -106,7 +106,7 @@ class Nowhere:
         raise AssertionError(f"{name} was not read by the ring")
 
 
-def read_to_host(folder: Path, places: Mapping[str, Place], way: Way) -> None:
+def read_to_host(folder: Path, places: Mapping[str, FileRange], way: Way) -> None:
     if (ring := way.ring()) is not None:
         with ParallelReads(places, Dropping(), ring, Nowhere()) as reads:
             for name, place in places.items():

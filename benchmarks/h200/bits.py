@@ -30,7 +30,7 @@ from rota.core.adapter import Adapter
 from rota.core.config import CacheConfig, EngineConfig, LoraConfig, ModelConfig, SchedulerConfig
 from rota.core.ids import BASE, AdapterId
 from rota.core.plan import StepPlan
-from rota.engine.step.frames import PROMPT_TOKENS, Frame
+from rota.engine.step.frames import PROMPT_TOKENS, StepFrame
 from rota.engine.step.graphs import StepGraphs
 
 from .__main__ import say
@@ -128,9 +128,9 @@ def loop(bench: Bench) -> dict[str, Any]:
 @contextmanager
 def at_most(tokens: int | None) -> Any:
     """Steps with more prompt tokens than that go without a graph."""
-    usual: Callable[..., Frame | None] = StepGraphs.frame_for
+    usual: Callable[..., StepFrame | None] = StepGraphs.frame_for
 
-    def frame_for(self: StepGraphs, plan: StepPlan, has_adapters: bool) -> Frame | None:
+    def frame_for(self: StepGraphs, plan: StepPlan, has_adapters: bool) -> StepFrame | None:
         is_large = tokens is not None and sum(chunk.length for chunk in plan.chunks) > tokens
         return None if is_large else usual(self, plan, has_adapters)
 

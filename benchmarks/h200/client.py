@@ -18,7 +18,7 @@ from rota.core.ids import AdapterId, RequestId
 from rota.core.messages import Abort, AddAdapter, Message, RemoveAdapter, Submit
 from rota.core.request import Request, SamplingParams
 from rota.observe.summary import Recorder
-from rota.workload.arrivals import Ask, Visit, asks, visits
+from rota.workload.arrivals import Arrival, Visit, asks, visits
 from rota.workload.scenario import Scenario
 
 # A moment to make the first prompts in.
@@ -41,7 +41,7 @@ class ServiceClient:
     _order: Iterator[int] = field(default_factory=itertools.count)
     _ended: queue.SimpleQueue[RequestId] = field(default_factory=queue.SimpleQueue)
     _open: dict[RequestId, str] = field(default_factory=dict)  # and whose they are
-    _waves: dict[str, Iterator[Ask]] = field(default_factory=dict)  # what those who ask one after another ask next
+    _waves: dict[str, Iterator[Arrival]] = field(default_factory=dict)  # what those who ask one after another ask next
 
     def deliver(self, events: list[Event]) -> None:
         """From the service's thread."""
@@ -89,7 +89,7 @@ class ServiceClient:
     def _at(self, at: float, act: Callable[[], None]) -> None:
         heapq.heappush(self._due, (at, next(self._order), act))
 
-    def _ask(self, client: str, ask: Ask, counts_as: AdapterId | None = None) -> None:
+    def _ask(self, client: str, ask: Arrival, counts_as: AdapterId | None = None) -> None:
         request_id = RequestId(f"{client}-{ask.number:07d}")
         sampling = SamplingParams(max_new_tokens=ask.output_tokens, temperature=0.0, ignore_eos=True)
         first = ask.number * 97 % (self.vocabulary - ask.prompt_tokens)

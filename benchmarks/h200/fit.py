@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from rota.core.config import SchedulerConfig
-from rota.engine.step.frames import Prompts, decode_frames, mixed_frames
+from rota.engine.step.frames import PromptRoom, decode_frames, mixed_frames
 from rota.sim.calibrate import MeasuredStep, calibrate, errors, write_cost
 from rota.sim.cost import Graphs, LinearCost, read_cost
 from rota.workload.scenario import Client, Scenario
@@ -183,7 +183,7 @@ def graphs_of(config: SchedulerConfig) -> Graphs:
     """The sizes that an engine captures; the curve is still flat."""
     rows, mixed = (
         config.max_running_requests,
-        mixed_frames(config.max_running_requests, Prompts(config.chunked_prefill_size)),
+        mixed_frames(config.max_running_requests, PromptRoom(config.chunked_prefill_size)),
     )
     return Graphs(
         decodes=tuple(sorted({frame.decodes for frame in decode_frames(rows)})),

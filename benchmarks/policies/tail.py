@@ -9,7 +9,7 @@ from typing import Any
 from policies.runs import A100, DRAIN, HEADS, ROTATE, WAIT, mean, record, row, scenario
 from policies.target import Section, Target
 from rota.core.ids import AdapterId
-from rota.observe.summary import Record, spread
+from rota.observe.summary import RequestRecord, spread
 from rota.sim.run import STARTS_AT
 from rota.sim.tenures import Tenures
 from rota.workload.scenario import Scenario
@@ -76,7 +76,7 @@ def slot_time_ratios(asked: Scenario, seed: int) -> Iterable[float]:
         at += 1.0
 
 
-def _has_work(records: list[Record], adapter: AdapterId, at: float) -> bool:
+def _has_work(records: list[RequestRecord], adapter: AdapterId, at: float) -> bool:
     """All through the window that begins at `at`?"""
     covered_until = at
     for one in sorted((one for one in records if one.adapter_id == adapter), key=lambda one: one.asked_at):

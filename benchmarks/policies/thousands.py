@@ -15,8 +15,8 @@ from policies.runs import H200, scenario
 from rota.core.config import SchedulerConfig
 from rota.core.events import Event
 from rota.core.request import Request
-from rota.observe.summary import Record, spread
-from rota.policy.routing import Choice, RouteReason
+from rota.observe.summary import RequestRecord, spread
+from rota.policy.routing import RouteReason, RoutingChoice
 from rota.sim.cost import read_cost
 from rota.sim.fronts import BALANCERS, Balancer, FleetRouter
 from rota.sim.run import Simulation
@@ -61,7 +61,7 @@ class TimedRouter:
     def routed(self) -> Counter[tuple[int, RouteReason]]:
         return self._router.routed
 
-    def route(self, request: Request, now: float) -> Choice:
+    def route(self, request: Request, now: float) -> RoutingChoice:
         began_at = time.thread_time()
         choice = self._router.route(request, now)
         self.choices_s.append(time.thread_time() - began_at)
@@ -116,7 +116,7 @@ def run(shape: Shape, seed: int) -> dict[str, Any]:
     }
 
 
-def _times(counted: list[Record]) -> dict[str, Any]:
+def _times(counted: list[RequestRecord]) -> dict[str, Any]:
     return {
         "ttft_s": spread([record.first_at - record.asked_at for record in counted]),
         "e2e_s": spread([record.ended_at - record.asked_at for record in counted]),

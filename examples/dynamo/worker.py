@@ -31,7 +31,7 @@ from rota.runtime.closable import ClosableService
 from rota.runtime.preloaded import PreloadedService
 from rota.runtime.registry import Registry
 from rota.runtime.seeds import seeded
-from rota.server.streams import Reply, Streams
+from rota.server.streams import CallReply, Streams
 from rota.text.tokenizer import Tokenizer
 
 GROUPS = ("sampling_options", "stop_conditions", "output_options")
@@ -54,7 +54,7 @@ class RotaEngine(backend.LLMEngine):
         self._service = ClosableService(PreloadedService(engine_service(config, server, build_device), adapters))
         self._streams = Streams(self._service)
         self._ends = Tokenizer(Path(self._folder)).eos_ids
-        self._replies: dict[str, Reply] = {}
+        self._replies: dict[str, CallReply] = {}
         self._drain_s = server.drain_timeout
 
     @classmethod

@@ -7,7 +7,7 @@ import pytest
 
 from rota.bench.config import BenchConfig
 from rota.bench.report import report
-from rota.bench.run import Run, bench
+from rota.bench.run import BenchRun, bench
 from rota.core.errors import ConfigError
 from rota.observe.summary import jain
 from tests.bench.servers import FakeServer
@@ -25,7 +25,7 @@ SHORT = {
 }
 
 
-def run(server: FakeServer, **fields: Any) -> Run:
+def run(server: FakeServer, **fields: Any) -> BenchRun:
     """A short run of token ids, unless a scenario is named; a test says what is special about it."""
     defaults = {"warmup_requests": 0, **({} if "scenario" in fields else SHORT)}
     with server.running() as url:

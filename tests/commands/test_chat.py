@@ -21,7 +21,7 @@ import pytest
 from rota.cli import main
 from rota.commands.chat.command import chat
 from rota.commands.chat.config import ChatConfig
-from rota.commands.chat.talk import AnswerClock, Piece
+from rota.commands.chat.talk import AnswerClock, AnswerPiece
 from rota.server.access.keys import Key, KeyRing, digest_of
 from tests.fakes import FakeDevice, alphabet
 from tests.processes import Program, started
@@ -69,7 +69,7 @@ def test_one_message_gets_one_answer_and_the_program_ends(say):
 
 def test_tokens_that_come_one_after_the_other_have_a_speed():
     clock = AnswerClock()
-    assert len([*clock.watch(Piece(text) for text in "abc")]) == 3
+    assert len([*clock.watch(AnswerPiece(text) for text in "abc")]) == 3
 
     assert re.fullmatch(r"first token after \d+ ms, [\d.]+ tokens a second, 3 tokens", str(clock))
 

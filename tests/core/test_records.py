@@ -8,7 +8,7 @@ from dataclasses import fields, is_dataclass
 import pytest
 
 import rota
-from rota.dashboard.frame import Drain, Frame, Tenure
+from rota.dashboard.frame import DrainShown, Frame, Tenure
 from rota.runtime.service import ServiceState
 
 ROOMS = ("core", "policy", "scheduler", "sim", "workload")
@@ -17,7 +17,7 @@ MANY = 4
 
 def records() -> Iterator[type]:
     """The dataclasses of some rooms that have many fields, and a few of other rooms."""
-    yield from (Drain, Frame, ServiceState, Tenure)
+    yield from (DrainShown, Frame, ServiceState, Tenure)
     for room in ROOMS:
         for found in pkgutil.walk_packages([f"{rota.__path__[0]}/{room}"], f"rota.{room}."):
             module = importlib.import_module(found.name)

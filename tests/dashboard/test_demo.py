@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from rota.cli import main
-from rota.commands.demo import Traffic
+from rota.commands.demo import DemoTraffic
 from tests.dashboard.stage import NAMES, stage
 from tests.waiting import PATIENCE_S
 
@@ -19,7 +19,7 @@ def demo_threads() -> list[str]:
 
 def test_its_traffic_asks_for_every_adapter_and_the_base_model_until_stopped(tmp_path):
     with stage(tmp_path, step_s=0.001) as made:
-        traffic = Traffic(rate=200.0)
+        traffic = DemoTraffic(rate=200.0)
         traffic.start(made.url)
         asked: set[str] = set()
         ends_at = time.monotonic() + PATIENCE_S

@@ -27,16 +27,16 @@ from rota.core.events import (
 from rota.core.ids import BASE, AdapterId, EngineId, RequestId, Slot
 from rota.core.standstill import StoodStill
 from rota.dashboard import feed as feed_module
-from rota.dashboard.feed import MOST_ROWS, MOST_TARGETS, Feed, Seen
+from rota.dashboard.feed import MOST_ROWS, MOST_TARGETS, AlreadySent, Feed
 from rota.dashboard.lanes import MOST_TENURES
 from rota.dashboard.tenants import MOST_KINDS, MOST_RESTARTS, MOST_TENANTS
 from rota.runtime.replicas.roster import joint_state
-from rota.runtime.service import Phase, ServiceState
-from rota.server.traffic.route import Route, Split
+from rota.runtime.service import ServicePhase, ServiceState
+from rota.server.traffic.route import Route, TrafficSplit
 from tests.builders import capacity
 
 BASE_MODEL = Adapter(adapter_id=BASE, name="letters", path="")
-READY = ServiceState(phase=Phase.READY, capacity=capacity(rows=8, slots=2))
+READY = ServiceState(phase=ServicePhase.READY, capacity=capacity(rows=8, slots=2))
 
 
 class Board:
@@ -62,7 +62,7 @@ def feed(board):
 
 def frame_of(feed: Feed, now: float):
     feed.advance(now)
-    return feed.frame(now, Seen())[0]
+    return feed.frame(now, AlreadySent())[0]
 
 
 def slot(at: float, slot: int, adapter: int, state: str, reason: SlotReason | None = None) -> SlotChanged:
@@ -130,7 +130,7 @@ def test_a_slot_that_is_ready_is_there_for_what_it_was_loaded_for(feed):
 
 def test_a_reader_is_told_of_a_tenure_once(feed):
     feed.observe([slot(1.0, 0, 1, "ready"), slot(2.0, 0, 1, "empty")])
-    first, seen = feed.frame(2.0, Seen())
+    first, seen = feed.frame(2.0, AlreadySent())
     feed.observe([slot(3.0, 0, 2, "ready"), slot(4.0, 0, 2, "empty")])
     second, seen = feed.frame(4.0, seen)
     third, _ = feed.frame(4.0, seen)
@@ -142,7 +142,7 @@ def test_a_reader_is_told_of_a_tenure_once(feed):
 
 def test_charts_are_sent_when_they_have_moved(feed):
     feed.advance(1.0)
-    first, seen = feed.frame(1.0, Seen())
+    first, seen = feed.frame(1.0, AlreadySent())
     same, seen = feed.frame(1.5, seen)
     feed.advance(2.5)
     moved, _ = feed.frame(2.5, seen)
@@ -185,7 +185,7 @@ def test_two_engines_are_shown_each_with_its_slots_and_their_requests_in_sum(fee
 def test_an_engine_that_starts_again_loses_its_lanes_and_the_other_keeps_its_own(feed, board):
     feed.observe([replace(slot(1.0, 0, 1 + engine, "ready"), engine_id=EngineId(engine)) for engine in (0, 1)])
     feed.observe([replace(inspected(standing(1, running=2)), engine_id=EngineId(engine)) for engine in (0, 1)])
-    board.state = joint_state([ServiceState(phase=Phase.STARTING, has_served=True), READY])
+    board.state = joint_state([ServiceState(phase=ServicePhase.STARTING, has_served=True), READY])
     frame = frame_of(feed, 2.0)
 
     assert (frame.phase, [one.phase for one in frame.engines]) == ("ready", ["starting", "ready"])
@@ -209,7 +209,7 @@ def test_a_pause_is_shown_of_each_engine_until_it_ends_or_the_engine_does(feed, 
 
 
 def test_a_replica_that_joins_and_waits_is_shown_with_what_it_waits_for(feed, board):
-    waits = ServiceState(phase=Phase.STARTING, reason="No GPU is free.", may_last=True)
+    waits = ServiceState(phase=ServicePhase.STARTING, reason="No GPU is free.", may_last=True)
     board.state = joint_state([READY, waits], first=1)
     frame = frame_of(feed, 2.0)
 
@@ -221,7 +221,7 @@ def test_a_replica_that_joins_and_waits_is_shown_with_what_it_waits_for(feed, bo
 
 def test_an_engine_that_is_down_has_nobody_in_its_slots(feed, board):
     feed.observe([slot(1.0, 0, 1, "ready"), inspected(standing(1, running=2))])
-    board.state = ServiceState(phase=Phase.DOWN, reason="It ran out of memory.")
+    board.state = ServiceState(phase=ServicePhase.DOWN, reason="It ran out of memory.")
     frame = frame_of(feed, 2.0)
 
     assert (frame.phase, frame.phase_reason) == ("down", "It ran out of memory.")
@@ -277,12 +277,12 @@ def test_the_memory_of_an_engine_goes_with_it_and_an_adapter_that_is_gone_is_for
     feed.observe([host(1, HostState.HELD), host(2, HostState.HELD), AdapterRemoved(AdapterId(2), 1.0)])
     assert [row.place for row in frame_of(feed, 1.0).adapters[1:]] == ["host", "disk", "disk"]
 
-    board.state = ServiceState(phase=Phase.DOWN, reason="It ran out of memory.")
+    board.state = ServiceState(phase=ServicePhase.DOWN, reason="It ran out of memory.")
     assert frame_of(feed, 2.0).adapters[1].place == "disk"
 
 
 def test_traffic_has_a_row_for_each_target(feed):
-    split = Split({"legal@7": 0.95, "legal@8": 0.05})
+    split = TrafficSplit({"legal@7": 0.95, "legal@8": 0.05})
     route = Route(name="legal", split=split, rollback="legal@7", shadow="legal@9", requests={"legal@7": 3})
     feed.routes = lambda: [route]
     rows = frame_of(feed, 1.0).targets
@@ -298,7 +298,9 @@ def test_traffic_has_a_row_for_each_target(feed):
 
 
 def test_of_very_many_targets_the_first_are_shown(feed):
-    routes = [Route(name=f"a{number}", split=Split({"b": 1.0}), rollback="b") for number in range(MOST_TARGETS + 1)]
+    routes = [
+        Route(name=f"a{number}", split=TrafficSplit({"b": 1.0}), rollback="b") for number in range(MOST_TARGETS + 1)
+    ]
     feed.routes = lambda: routes
 
     assert len(frame_of(feed, 1.0).targets) == MOST_TARGETS
@@ -405,7 +407,7 @@ def test_errors_are_counted_by_kind_within_the_window_and_in_all(feed):
     assert (first.kind, first.recent, first.total, first.last_at) == ("bad_field", 1, 2, 101.0)
     assert first.sentence == "A field is missing."
     assert (second.kind, second.sentence) == ("engine_died", "The engine ran out of memory.")
-    five_minutes, _ = feed.frame(104.0, Seen(), window_s=300)
+    five_minutes, _ = feed.frame(104.0, AlreadySent(), window_s=300)
     assert [one.recent for one in five_minutes.errors] == [2, 1]
 
 
@@ -442,8 +444,8 @@ def test_figures_and_charts_are_of_the_same_time(feed):
         answer(feed, f"r{second}", 1, second + (0.1 if second < 100 else 0.4), asked_at=float(second))
         feed.observe([finished(f"r{second}", second + 1.0)])
     feed.advance(200.0)
-    minute, _ = feed.frame(200.0, Seen(), window_s=60)
-    five, _ = feed.frame(200.0, Seen(), window_s=300)
+    minute, _ = feed.frame(200.0, AlreadySent(), window_s=60)
+    five, _ = feed.frame(200.0, AlreadySent(), window_s=300)
 
     assert (len(minute.charts.ttft), len(five.charts.ttft)) == (30, 100)
     assert (minute.window_s, five.window_s) == (60, 300)

@@ -13,10 +13,10 @@ from rota.core.ids import BASE
 from rota.core.messages import Inspect
 from rota.dashboard.feed import Feed
 from rota.dashboard.routes import FRAME_S, Viewers
-from rota.runtime.service import Phase, ServiceState
+from rota.runtime.service import ServicePhase, ServiceState
 from tests.builders import capacity
 
-READY = ServiceState(phase=Phase.READY, capacity=capacity())
+READY = ServiceState(phase=ServicePhase.READY, capacity=capacity())
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from rota.core.ids import AdapterId
 from rota.dashboard.frame import Spread
-from rota.dashboard.window import BIN_S, CHART_BINS, SPANS_S, Bin, Span, Window, bucket_of, spread_of
+from rota.dashboard.window import BIN_S, CHART_BINS, SPANS_S, Bin, ChartWindow, Span, bucket_of, spread_of
 
 
 def histogram(*durations: float):
-    window = Window()
+    window = ChartWindow()
     for duration in durations:
         window.open.ttft[bucket_of(duration)] += 1
     return window.open.ttft
@@ -35,7 +35,7 @@ def test_durations_beyond_all_measure_are_counted_at_the_edge():
 
 
 def test_a_closed_bin_becomes_a_point_of_the_charts():
-    window = Window()
+    window = ChartWindow()
     window.open.tokens = 10
     window.open.gap[bucket_of(0.02)] += 10
     window.roll(BIN_S)
@@ -47,7 +47,7 @@ def test_a_closed_bin_becomes_a_point_of_the_charts():
 
 
 def test_the_minute_forgets_what_is_older():
-    window = Window()
+    window = ChartWindow()
     window.open.shares[AdapterId(1)].tokens = 600
     window.open.ttft[bucket_of(0.5)] += 1
     window.roll(10.0)
@@ -63,7 +63,7 @@ def test_the_minute_forgets_what_is_older():
 
 
 def test_charts_are_bounded_however_long_it_runs():
-    window = Window()
+    window = ChartWindow()
     for second in range(2000):
         window.roll(float(second))
 
@@ -71,7 +71,7 @@ def test_charts_are_bounded_however_long_it_runs():
 
 
 def test_a_window_that_nobody_used_for_hours_starts_afresh():
-    window = Window()
+    window = ChartWindow()
     window.open.tokens = 10
     window.roll(BIN_S)
     window.roll(1e6)
@@ -81,7 +81,7 @@ def test_a_window_that_nobody_used_for_hours_starts_afresh():
 
 
 def test_rates_follow_the_last_seconds():
-    window = Window()
+    window = ChartWindow()
     for second in range(10):
         window.roll(float(second))
         window.open.tokens += 100 if second >= 4 else 0

@@ -12,7 +12,7 @@ from rota.core.errors import ConfigError
 from rota.engine.cpu.processor import Processor
 from rota.engine.precision import choose_maker
 from rota.engine.quantised.files import GroupsFile
-from rota.engine.quantised.maker import Maker
+from rota.engine.quantised.maker import MatrixMaker
 from rota.engine.quantised.matrices import FourBit
 from rota.engine.weights.layouts.awq import AwqLayout
 from rota.engine.weights.layouts.fp8 import Float8Layout
@@ -27,7 +27,7 @@ FOLDERS = {
 }
 
 
-def chosen(tmp_path, folder, asked, capability, processor=ARM, dtype="auto") -> Maker | None:
+def chosen(tmp_path, folder, asked, capability, processor=ARM, dtype="auto") -> MatrixMaker | None:
     config = ModelConfig(quantization=asked, dtype=dtype)
     return choose_maker(config, FOLDERS[folder], GroupsFile(tmp_path), torch.bfloat16, processor, capability)
 

@@ -19,7 +19,7 @@ from rota.engine.families.family import Kernels
 from rota.engine.families.table import make_model, read_spec
 from rota.engine.kv_cache import CacheShape, KVCache
 from rota.engine.ops import reference
-from rota.engine.step.frames import DECODE_STEP, MOST_CHUNKS, Frame, Prompts, mixed_frame, mixed_frames
+from rota.engine.step.frames import DECODE_STEP, MOST_CHUNKS, PromptRoom, StepFrame, mixed_frame, mixed_frames
 from rota.engine.step.graphs import StepGraphs
 from rota.engine.step.results import Computed
 from rota.engine.weights.load import load_weights
@@ -35,13 +35,13 @@ class ComputedGraphs(StepGraphs):
     """Graphs whose replay computes the step anew: what needs no GPU to be wrong."""
 
     def __init__(self, engine: Engine) -> None:
-        super().__init__([(Frame(ROWS, page_changes=ROWS), False), (MIXED, False)], no_graph)
+        super().__init__([(StepFrame(ROWS, page_changes=ROWS), False), (MIXED, False)], no_graph)
         while self.capture_next():
             pass
         self._engine = engine
         self.replayed = 0
 
-    def replay(self, inputs: NDArray[np.int32], frame: Frame, has_adapters: bool) -> Computed:
+    def replay(self, inputs: NDArray[np.int32], frame: StepFrame, has_adapters: bool) -> Computed:
         self.replayed += 1
         sent = torch.from_numpy(inputs).to(DEVICE)
         return self._engine._computation.compute(sent, frame, has_adapters)
@@ -148,7 +148,7 @@ def test_a_frame_holds_what_fits_into_it():
 
 @pytest.mark.parametrize(("rows", "budget"), [(4, 32), (48, 500), (256, 1024)])
 def test_frames_reach_every_row_and_the_largest_step_and_come_smallest_first(rows: int, budget: int):
-    frames = mixed_frames(rows, Prompts(budget))
+    frames = mixed_frames(rows, PromptRoom(budget))
     sizes = [frame.tokens for frame in frames]
     assert sizes == sorted(sizes)
     assert mixed_frame(rows, budget) in frames
@@ -156,21 +156,21 @@ def test_frames_reach_every_row_and_the_largest_step_and_come_smallest_first(row
 
 
 def test_a_step_with_a_prompt_is_padded_by_fewer_than_32_decodes():
-    frames = mixed_frames(256, Prompts(2048))
+    frames = mixed_frames(256, PromptRoom(2048))
     for decodes in range(1, 257):
         room = min(frame.decodes for frame in frames if frame.decodes >= decodes)
         assert room - decodes < 32
 
 
 def test_without_adapters_long_prompts_go_without_a_graph():
-    assert max(frame.prompt_tokens for frame in mixed_frames(256, Prompts(2048), has_adapters=False)) == 512
-    assert max(frame.prompt_tokens for frame in mixed_frames(256, Prompts(2048), has_adapters=True)) == 1024
+    assert max(frame.prompt_tokens for frame in mixed_frames(256, PromptRoom(2048), has_adapters=False)) == 512
+    assert max(frame.prompt_tokens for frame in mixed_frames(256, PromptRoom(2048), has_adapters=True)) == 1024
 
 
 @pytest.mark.parametrize(("rows", "budget"), [(100, 500), (256, 1024), (384, 2048), (1024, 512)])
 @pytest.mark.parametrize("has_adapters", [False, True])
 def test_a_full_step_of_a_light_model_is_not_padded_beyond_its_budget(rows: int, budget: int, has_adapters: bool):
-    frames = mixed_frames(rows, Prompts(budget, is_light=True), has_adapters)
+    frames = mixed_frames(rows, PromptRoom(budget, is_light=True), has_adapters)
     for decodes in both_sides_of_steps(min(rows, budget - DECODE_STEP)):
         counted = -(-decodes // DECODE_STEP) * DECODE_STEP  # as the scheduler counts them
         room = next(frame for frame in frames if frame.holds(_step(decodes, budget - counted)))
@@ -179,7 +179,7 @@ def test_a_full_step_of_a_light_model_is_not_padded_beyond_its_budget(rows: int,
 
 @pytest.mark.parametrize("prompt_tokens", [1, 700, 1300, 2047, 2048])
 def test_every_step_of_a_light_model_has_a_frame(prompt_tokens: int):
-    frames = mixed_frames(384, Prompts(2048, is_light=True), has_adapters=False)
+    frames = mixed_frames(384, PromptRoom(2048, is_light=True), has_adapters=False)
     for decodes in (0, *both_sides_of_steps(min(384, 2048 - prompt_tokens))):
         assert any(frame.holds(_step(decodes, prompt_tokens)) for frame in frames)
 
@@ -195,7 +195,7 @@ def _step(decodes: int, prompt_tokens: int) -> StepPlan:
 
 
 def test_precompiling_computes_a_step_in_every_frame_and_leaves_the_cache_to_others(engine: Engine, oracle):
-    engine.precompile(Prompts(32))
+    engine.precompile(PromptRoom(32))
     hand = FramedHand(engine)
     hand.seat(1, PROMPT)
     assert [*hand.step((1, 0, len(PROMPT), True)).tokens, *hand.decode(1, 3)] == expected(oracle, PROMPT, 4)

@@ -12,15 +12,15 @@ from torch import Tensor
 from rota.core.ids import Row
 from rota.core.plan import Chunk, StepPlan
 from rota.engine.step import graphs
-from rota.engine.step.frames import MOST_CHUNKS, Frame, mixed_frame
+from rota.engine.step.frames import MOST_CHUNKS, StepFrame, mixed_frame
 from rota.engine.step.graphs import LARGE, WANTED_IF_LARGE, WANTED_OFTEN, GraphCapture, Kind, StepGraph, StepGraphs
 from rota.engine.step.results import Computed
 
-FRAMES = [Frame(1, page_changes=1), Frame(4, page_changes=4), mixed_frame(1, 32), mixed_frame(4, 8)]
+FRAMES = [StepFrame(1, page_changes=1), StepFrame(4, page_changes=4), mixed_frame(1, 32), mixed_frame(4, 8)]
 KINDS = [(frame, has_adapters) for frame in FRAMES for has_adapters in (False, True)]
 
 
-def sampled(frame: Frame) -> int:
+def sampled(frame: StepFrame) -> int:
     return frame.decodes + frame.sampled
 
 
@@ -32,11 +32,11 @@ def test_all_graphs_write_their_logits_to_the_same_place_whatever_they_hold(monk
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     logits = torch.zeros(4 + MOST_CHUNKS, 7)
 
-    def body(_inputs: Tensor, frame: Frame, _has_adapters: bool, logits: Tensor) -> Computed:
+    def body(_inputs: Tensor, frame: StepFrame, _has_adapters: bool, logits: Tensor) -> Computed:
         rows = torch.zeros(sampled(frame))
         return Computed(rows, logits[: sampled(frame)], rows, rows, hidden=torch.zeros(frame.tokens, 3))
 
-    def padding(frame: Frame, _has_adapters: bool) -> np.ndarray:
+    def padding(frame: StepFrame, _has_adapters: bool) -> np.ndarray:
         return np.zeros(frame.numbers, np.int32)
 
     capture = GraphCapture(body, padding, logits)
@@ -53,7 +53,7 @@ class Captures:
     def __init__(self) -> None:
         self.kinds: list[Kind] = []
 
-    def __call__(self, frame: Frame, has_adapters: bool) -> StepGraph:
+    def __call__(self, frame: StepFrame, has_adapters: bool) -> StepGraph:
         self.kinds.append((frame, has_adapters))
         return cast(StepGraph, object())
 

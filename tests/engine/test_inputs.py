@@ -10,12 +10,12 @@ from rota.core.ids import BASE, BlockId, RequestId, Row
 from rota.core.plan import Chunk, Grant, Seat, StepPlan
 from rota.core.request import SamplingParams
 from rota.engine.step.device_step import DeviceStep
-from rota.engine.step.frames import Frame, StepInputs, frame_of
+from rota.engine.step.frames import StepFrame, StepInputs, frame_of
 from rota.engine.step.inputs import PackedStep, Rows
 
 BLOCK_SIZE, SCRATCH, ROWS = 8, 99, 6
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-DECODES = Frame(4, page_changes=4)
+DECODES = StepFrame(4, page_changes=4)
 
 
 def rows() -> Rows:
@@ -46,7 +46,7 @@ def plan(*seats: Seat, chunks: tuple[Chunk, ...] = (), decodes: tuple[int, ...] 
     return StepPlan(step_id=1, seats=seats, grants=granted, chunks=chunks, decodes=tuple(Row(row) for row in decodes))
 
 
-def accept(state: Rows, step: StepPlan, frame: Frame | None = None) -> PackedStep:
+def accept(state: Rows, step: StepPlan, frame: StepFrame | None = None) -> PackedStep:
     return state.accept(step, frame or frame_of(step))
 
 
@@ -54,7 +54,7 @@ def unpacked(packed: PackedStep, step: StepPlan) -> StepInputs:
     return packed.frame.unpack(torch.from_numpy(packed.line).to(DEVICE), step.chunks)
 
 
-def step_of(state: Rows, step: StepPlan, frame: Frame | None = None) -> DeviceStep:
+def step_of(state: Rows, step: StepPlan, frame: StepFrame | None = None) -> DeviceStep:
     """What the forward pass of a plan gets."""
     packed = accept(state, step, frame)
     return state.device_step(unpacked(packed, step))
@@ -165,7 +165,7 @@ def test_steps_with_and_without_a_graph_may_follow_each_other():
 def test_a_plan_may_only_seat():
     state = rows()
     packed = accept(state, plan(seat(0, 8, 3)))
-    assert packed.frame == Frame(0)
+    assert packed.frame == StepFrame(0)
     assert len(packed.line) == 0
     assert state.tables[0, :2].tolist() == [3, SCRATCH]
 

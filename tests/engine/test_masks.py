@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rota.engine.sampling.masks import Limits, Masks, mask_logits, packed
+from rota.engine.sampling.masks import Masks, RowMasks, mask_logits, packed
 from rota.engine.sampling.restrictions import Biases, add_biases
 from tests.engine.fake_grammars import masks_of
 from tests.engine.triton_interpreter import DEVICE, load
@@ -19,7 +19,7 @@ triton_masks = load("rota.engine.sampling.triton_sampling")
 triton_biases = load("rota.engine.sampling.triton_sampling")
 
 
-def on_device(logits: Tensor, masks: Masks | None, limits: Limits | None) -> Tensor:
+def on_device(logits: Tensor, masks: Masks | None, limits: RowMasks | None) -> Tensor:
     """The twin for a GPU, with all its tensors there."""
     given = (
         None if one is None else type(one)(*(getattr(one, each.name).to(DEVICE) for each in fields(one)))
@@ -93,12 +93,12 @@ def test_biases_are_added_to_a_row_s_own_tokens(way):
     assert torch.equal(found.cpu(), right)
 
 
-def limits_of(rows: list[int], lengths: list[int], vocabulary: int) -> Limits:
+def limits_of(rows: list[int], lengths: list[int], vocabulary: int) -> RowMasks:
     """Row 0 has no limits; row 1 a mask; row 2 one for its first tokens; row 3 has both. Masks: threes and fives."""
     masks = [packed(range(0, vocabulary, 3), vocabulary), packed(range(0, vocabulary, 5), vocabulary)]
     scopes = torch.tensor([[9.0, 0.0, 0.0], [9.0, 1.0, 0.0], [9.0, 0.0, 7.0], [9.0, 1.0, 7.0]])
     bits = torch.from_numpy(np.stack([np.stack(masks)] * 4))
-    return Limits(*(torch.tensor(each, dtype=torch.int32) for each in (rows, lengths)), scopes[:, 1:], bits)
+    return RowMasks(*(torch.tensor(each, dtype=torch.int32) for each in (rows, lengths)), scopes[:, 1:], bits)
 
 
 @WAYS

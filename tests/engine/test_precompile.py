@@ -9,10 +9,10 @@ import torch
 
 from rota.core.errors import ModelError
 from rota.engine.build import precompiled
-from rota.engine.step.frames import Prompts
+from rota.engine.step.frames import PromptRoom
 from tests.waiting import PATIENCE_S
 
-PROMPTS = Prompts(512)
+PROMPTS = PromptRoom(512)
 
 
 class Compiling:
@@ -20,11 +20,11 @@ class Compiling:
 
     def __init__(self, error: Exception | None = None) -> None:
         self.may_go_on = threading.Event()
-        self.compiled: list[Prompts] = []
+        self.compiled: list[PromptRoom] = []
         self.is_closed = False
         self._error = error
 
-    def precompile(self, prompts: Prompts) -> None:
+    def precompile(self, prompts: PromptRoom) -> None:
         assert self.may_go_on.wait(PATIENCE_S)
         if self._error:
             raise self._error

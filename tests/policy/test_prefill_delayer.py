@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from rota.policy.prefill_delayer import (
     IDLE_PASS_S,
     REPORT_LASTS_MS,
-    Outcome,
+    DelayOutcome,
+    DelayVerdict,
     PrefillDelayer,
     RankReport,
-    Verdict,
     on_board,
 )
 from tests.policy.delayer_table import NONE, SOME, TABLE
@@ -51,7 +51,7 @@ def delayer(batch: int = 4, max_running: int = 10, is_idle: bool = False, **fiel
     return one
 
 
-def ask(one: PrefillDelayer, running: int = 8, admissible: int = 1, now: float = 1.0, **fields) -> Verdict:
+def ask(one: PrefillDelayer, running: int = 8, admissible: int = 1, now: float = 1.0, **fields) -> DelayVerdict:
     """By default too few rows are free for a batch of four: the slot condition holds."""
     return one.decide(running, admissible, **{"token_usage": 0.9, "now": now, **fields})
 
@@ -60,7 +60,7 @@ def delayed(passes: int, started_at: float = 1.0, **fields) -> PrefillDelayer:
     """In the middle of a delay that began at `started_at`."""
     one = delayer(**fields)
     for _ in range(passes):
-        assert ask(one, now=started_at).reason is Outcome.DELAY
+        assert ask(one, now=started_at).reason is DelayOutcome.DELAY
     return one
 
 
@@ -85,27 +85,27 @@ def test_the_table_of_verdicts(prefillable, force, slot, before, limit, reason, 
     )
 
     assert verdict.reason is reason
-    assert verdict.is_allowed == (reason is not Outcome.DELAY)
+    assert verdict.is_allowed == (reason is not DelayOutcome.DELAY)
     one.exchange = Others()
     assert passes_so_far(one) == after
 
 
 def test_the_first_prompt_after_idle_is_not_held_back_and_the_second_is():
     one = delayer(is_idle=True)
-    assert ask(one).reason is Outcome.NO_WAIT
-    assert ask(one).reason is Outcome.DELAY
+    assert ask(one).reason is DelayOutcome.NO_WAIT
+    assert ask(one).reason is DelayOutcome.DELAY
 
 
 def test_a_delay_keeps_the_moment_it_began():
     one = delayed(2, started_at=1.0)
     assert ask(one, now=1.5).waited_s == 0.5
-    assert ask(one, now=1.75) == Verdict(
-        is_allowed=False, reason=Outcome.DELAY, passes=4, waited_s=0.75, ask_again_at=6.75
+    assert ask(one, now=1.75) == DelayVerdict(
+        is_allowed=False, reason=DelayOutcome.DELAY, passes=4, waited_s=0.75, ask_again_at=6.75
     )
 
 
 def test_a_limit_of_one_pass_never_delays():
-    assert ask(delayer(max_delay_passes=1)).reason is Outcome.WAIT_TIMEOUT
+    assert ask(delayer(max_delay_passes=1)).reason is DelayOutcome.WAIT_TIMEOUT
 
 
 # ── the conditions ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -145,10 +145,10 @@ def test_prompts_wait_until_a_share_of_the_running_is_queued(running, queued, ba
 
 
 def test_without_a_ratio_the_queue_is_no_reason_to_wait():
-    assert ask(delayer(max_running=200), running=100, admissible=1).reason is Outcome.NO_WAIT
+    assert ask(delayer(max_running=200), running=100, admissible=1).reason is DelayOutcome.NO_WAIT
 
 
-@pytest.mark.parametrize(("usage", "reason"), [(0.5, Outcome.DELAY), (0.49, Outcome.TOKEN_WATERMARK)])
+@pytest.mark.parametrize(("usage", "reason"), [(0.5, DelayOutcome.DELAY), (0.49, DelayOutcome.TOKEN_WATERMARK)])
 def test_usage_must_be_strictly_below_the_watermark(usage, reason):
     assert ask(delayer(token_usage_low_watermark=0.5), token_usage=usage).reason is reason
 
@@ -156,19 +156,19 @@ def test_usage_must_be_strictly_below_the_watermark(usage, reason):
 def test_a_rank_with_nothing_to_prefill_does_not_force_by_its_empty_kv():
     one = delayer()
     one.exchange = Others(rank(is_prefillable=False, is_below_watermark=True))
-    assert ask(one).reason is Outcome.DELAY
+    assert ask(one).reason is DelayOutcome.DELAY
 
 
 def test_the_clock_cancels_the_queue_condition():
     one = delayer(max_running=200, queue_min_ratio=0.1, max_delay_ms=500)
-    assert ask(one, running=40, now=1.0).reason is Outcome.DELAY
-    assert ask(one, running=40, now=1.499).reason is Outcome.DELAY
-    assert ask(one, running=40, now=1.5).reason is Outcome.WAIT_SUCCESS
+    assert ask(one, running=40, now=1.0).reason is DelayOutcome.DELAY
+    assert ask(one, running=40, now=1.499).reason is DelayOutcome.DELAY
+    assert ask(one, running=40, now=1.5).reason is DelayOutcome.WAIT_SUCCESS
 
 
 def test_the_clock_never_cancels_the_slot_condition():
     one = delayed(1, started_at=1.0, max_delay_ms=500)
-    assert ask(one, now=60.0).reason is Outcome.DELAY
+    assert ask(one, now=60.0).reason is DelayOutcome.DELAY
 
 
 # ── better than there ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -177,20 +177,20 @@ def test_the_clock_never_cancels_the_slot_condition():
 def test_requests_that_wait_for_an_absent_adapter_do_not_fill_the_queue():
     """Two hundred wait, but of them one could run now: that is what counts."""
     one = delayer(batch=8, max_running=200, queue_min_ratio=0.1)
-    assert ask(one, running=80, admissible=1).reason is Outcome.DELAY
+    assert ask(one, running=80, admissible=1).reason is DelayOutcome.DELAY
 
 
 def test_a_pass_blocked_by_adapters_does_not_restart_the_wait():
     one = delayed(2, max_delay_passes=4)
-    assert ask(one, admissible=0, blocked_by_adapters=True).reason is Outcome.NOTHING
-    assert ask(one).reason is Outcome.DELAY
-    assert ask(one).reason is Outcome.WAIT_TIMEOUT
+    assert ask(one, admissible=0, blocked_by_adapters=True).reason is DelayOutcome.NOTHING
+    assert ask(one).reason is DelayOutcome.DELAY
+    assert ask(one).reason is DelayOutcome.WAIT_TIMEOUT
 
 
 def test_no_request_is_held_longer_in_all_whatever_the_passes_do():
     one = delayer(max_delay_ms=500)
-    assert ask(one, oldest_delay_s=0.499).reason is Outcome.DELAY
-    assert ask(one, oldest_delay_s=0.5).reason is Outcome.WAIT_TIMEOUT
+    assert ask(one, oldest_delay_s=0.499).reason is DelayOutcome.DELAY
+    assert ask(one, oldest_delay_s=0.5).reason is DelayOutcome.WAIT_TIMEOUT
 
 
 def test_a_delay_asks_to_be_called_before_anyone_is_held_too_long():
@@ -217,11 +217,13 @@ def test_the_time_is_taken_from_the_first_ranks_clock():
             return reports
 
     ahead.exchange = Second()
-    assert ask(ahead, running=40, now=900.0).reason is Outcome.DELAY
+    assert ask(ahead, running=40, now=900.0).reason is DelayOutcome.DELAY
     reports[0] = rank(running=40, largest_batch=4, now_ms=1499, rank=0)
-    assert ask(ahead, running=40, now=950.0).reason is Outcome.DELAY, "its own clock has gone far, the first has not"
+    assert ask(ahead, running=40, now=950.0).reason is DelayOutcome.DELAY, (
+        "its own clock has gone far, the first has not"
+    )
     reports[0] = rank(running=40, largest_batch=4, now_ms=1500, rank=0)
-    assert ask(ahead, running=40, now=950.1).reason is Outcome.WAIT_SUCCESS
+    assert ask(ahead, running=40, now=950.1).reason is DelayOutcome.WAIT_SUCCESS
 
 
 class RoundTable:
@@ -283,12 +285,12 @@ def test_ranks_never_disagree_whatever_each_of_them_sees(passes):
 
 def test_a_prompt_after_every_idle_time_starts_at_once_and_not_only_after_the_first():
     one = delayer(is_idle=True)
-    assert ask(one).reason is Outcome.NO_WAIT
-    assert ask(one).reason is Outcome.DELAY, "it is busy"
+    assert ask(one).reason is DelayOutcome.NO_WAIT
+    assert ask(one).reason is DelayOutcome.DELAY, "it is busy"
 
     ask(one, running=0, admissible=0)
-    assert ask(one).reason is Outcome.NO_WAIT
-    assert ask(one).reason is Outcome.DELAY
+    assert ask(one).reason is DelayOutcome.NO_WAIT
+    assert ask(one).reason is DelayOutcome.DELAY
 
 
 # ── ranks that come and go ───────────────────────────────────────────────────────────────────────────────────────────
@@ -341,7 +343,7 @@ def test_all_begin_anew_when_a_rank_joins_as_nobody_can_tell_it_how_things_stood
     old.max_running = new.max_running = 41
 
     assert ask(old) == ask(new)
-    assert ask(old).reason is Outcome.NO_WAIT
+    assert ask(old).reason is DelayOutcome.NO_WAIT
 
 
 def test_on_a_board_a_rank_goes_by_those_that_are_at_work():

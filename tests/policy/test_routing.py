@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rota.policy.routing import TO_AND_FRO, Choice, Prices, ReplicaView, RouteReason, in_turn, route, shortest_queue
+from rota.policy.routing import (
+    TO_AND_FRO,
+    Prices,
+    ReplicaView,
+    RouteReason,
+    RoutingChoice,
+    in_turn,
+    route,
+    shortest_queue,
+)
 
 PRICES = Prices(load_s=0.002, fetch_s=0.05, token_s=0.00002)
 LOAD_S, ABSENT_S = TO_AND_FRO * 0.002, TO_AND_FRO * 0.052
@@ -43,20 +52,20 @@ DOWN = {"is_up": False}
     ],
 )
 def test_the_replica_that_costs_a_request_least_takes_it(fields, replica, reason):
-    assert route(views(*fields), PRICES) == Choice(replica, reason)
+    assert route(views(*fields), PRICES) == RoutingChoice(replica, reason)
 
 
 def test_a_request_for_the_base_model_pays_for_no_adapter():
     found = route(views({"pause_s": 1.0}, {**SLOT, "queue_s": 0.001}), PRICES, needs_adapter=False)
 
-    assert found == Choice(0, RouteReason.SHORTEST_QUEUE)
+    assert found == RoutingChoice(0, RouteReason.SHORTEST_QUEUE)
 
 
 def test_a_cached_prefix_is_worth_what_its_tokens_take_to_compute():
     near, far = ({"queue_s": queue_s, "prefix_tokens": 512} for queue_s in (0.01, 0.011))
 
-    assert route(views({}, near), PRICES, needs_adapter=False) == Choice(1, RouteReason.CACHED_PREFIX)
-    assert route(views({}, far), PRICES, needs_adapter=False) == Choice(0, RouteReason.SHORTEST_QUEUE)
+    assert route(views({}, near), PRICES, needs_adapter=False) == RoutingChoice(1, RouteReason.CACHED_PREFIX)
+    assert route(views({}, far), PRICES, needs_adapter=False) == RoutingChoice(0, RouteReason.SHORTEST_QUEUE)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +92,7 @@ def test_in_turn_every_replica_that_is_up_comes_once_a_round():
 def test_the_shortest_queue_is_taken_whatever_replicas_hold(queues, reason):
     found = views({**SLOT, "queue_s": queues[0]}, {"queue_s": queues[1]})
 
-    assert shortest_queue(found) == Choice(int(queues[1] < queues[0]), reason)
+    assert shortest_queue(found) == RoutingChoice(int(queues[1] < queues[0]), reason)
 
 
 SECONDS = st.floats(0.0, 10.0)

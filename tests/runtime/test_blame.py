@@ -19,7 +19,7 @@ from rota.core.plan import StepPlan
 from rota.runtime.blame import REMEMBERED_S, Blame
 from rota.runtime.patience import Patience
 from rota.runtime.process import EngineProcess
-from rota.runtime.service import Phase, is_own
+from rota.runtime.service import ServicePhase, is_own
 from tests.builders import add_adapter, submit
 from tests.fakes import FakeDevice, FakeTicket
 from tests.runtime.services import SLOW, supervised
@@ -218,7 +218,7 @@ def test_lack_of_memory_and_kills_from_outside_blame_nobody(how):
     with supervised(Poisoned, Patience(quick_deaths=2), blame=blame) as (service, listener):
         service.wait_until_ready()
         service.send(known(1, "unlucky", f"/{how}"))
-        assert until(lambda: service.state.phase is Phase.DOWN), "it dies each time, and is given up"
+        assert until(lambda: service.state.phase is ServicePhase.DOWN), "it dies each time, and is given up"
     restarts = [event for event in listener.events if isinstance(event, EngineRestarted)]
     assert [event.died_of for event in restarts] == [None]
     assert not blame.quarantines

@@ -8,7 +8,7 @@ from rota.core.config import EngineConfig
 from rota.core.errors import FaultCode, RequestError
 from rota.core.events import Event, Finished, FinishReason
 from rota.runtime.closable import ClosableService
-from rota.runtime.service import InProcessService, Phase
+from rota.runtime.service import InProcessService, ServicePhase
 from tests.builders import abort, add_adapter, submit
 from tests.fakes import FakeDevice, folded
 from tests.waiting import PATIENCE_S, until
@@ -42,7 +42,7 @@ def test_a_drain_returns_when_the_last_request_has_ended(service, ended):
     service.send(submit("long", max_new_tokens=20))
     closing = threading.Thread(target=service.drain, args=(10.0,))
     closing.start()
-    assert until(lambda: service.state.phase is Phase.CLOSING), "it does not close"
+    assert until(lambda: service.state.phase is ServicePhase.CLOSING), "it does not close"
     with pytest.raises(RequestError) as refused:
         service.send(submit("late"))
     with pytest.raises(RequestError):
@@ -78,10 +78,10 @@ def test_a_drain_gives_up_when_its_time_is_over(service):
 
 def test_a_drain_of_an_idle_service_returns_at_once_and_stopping_it_is_for_good(service):
     service.drain(600.0)
-    assert service.state.phase is Phase.CLOSING
+    assert service.state.phase is ServicePhase.CLOSING
 
     service.stop()
-    assert service.state.phase is Phase.STOPPED
+    assert service.state.phase is ServicePhase.STOPPED
 
 
 def test_a_request_may_still_be_aborted_while_the_service_drains(service, ended):

@@ -8,7 +8,7 @@ from rota.core.config import EngineConfig
 from rota.core.events import AdapterAdded
 from rota.core.ids import AdapterId
 from rota.runtime.early import EarlyService
-from rota.runtime.service import InProcessService, Phase
+from rota.runtime.service import InProcessService, ServicePhase
 from tests.builders import add_adapter, submit
 from tests.fakes import FakeDevice
 from tests.runtime.services import Listener
@@ -57,4 +57,4 @@ def test_a_start_that_fails_stops_what_has_begun():
 
     with pytest.raises(ZeroDivisionError):
         fail()
-    assert until(lambda: service.state.phase is Phase.DOWN)
+    assert until(lambda: service.state.phase is ServicePhase.DOWN)

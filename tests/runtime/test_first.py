@@ -14,8 +14,8 @@ from rota.core.config import EngineConfig, FirstAdapters
 from rota.core.errors import EngineDiedError
 from rota.core.stages import Stage
 from rota.runtime.patience import Patience
-from rota.runtime.service import BuildDevice, Phase
-from rota.runtime.start import Look, wait_for_first
+from rota.runtime.service import BuildDevice, ServicePhase
+from rota.runtime.start import AdapterLook, wait_for_first
 from rota.runtime.supervisor import SupervisedService
 from tests.builders import submit
 from tests.fakes import FakeDevice
@@ -34,7 +34,7 @@ def build_told() -> FakeDevice:
 @contextmanager
 def serving(build_device: BuildDevice, first: Looked) -> Iterator[tuple[SupervisedService, Listener]]:
     patience = Patience(quick_death_s=0.0)
-    look = Look(first.result)
+    look = AdapterLook(first.result)
     service, listener = SupervisedService(build_device, EngineConfig(), patience, first=look), Listener()
     service.start(listener)
     try:
@@ -47,7 +47,7 @@ def test_an_engine_waits_for_it_and_messages_that_came_before_are_kept():
     first: Looked = Future()
     with serving(build_told, first) as (service, listener):
         service.send(submit("early"))
-        assert service.state.phase is Phase.STARTING
+        assert service.state.phase is ServicePhase.STARTING
         first.set_result(FirstAdapters(count=3, rank=16, pages=6))
 
         assert listener.wait_for_ending("early").fault is None
@@ -82,7 +82,7 @@ def test_a_service_stops_though_it_is_not_known_yet():
 
 def test_several_that_ask_for_it_get_one_look():
     looks = []
-    look = Look(lambda: looks.append(1) or FirstAdapters(count=5))
+    look = AdapterLook(lambda: looks.append(1) or FirstAdapters(count=5))
     assert {look.begin().result(PATIENCE_S) for _ in range(3)} == {FirstAdapters(count=5)}
     assert looks == [1]
 

@@ -13,7 +13,7 @@ from rota.core.events import Event, FinishReason, PauseChanged
 from rota.core.messages import Pause, Resume
 from rota.runtime.closable import ClosableService
 from rota.runtime.promises import Promises
-from rota.runtime.service import InProcessService, Phase
+from rota.runtime.service import InProcessService, ServicePhase
 from tests.builders import submit
 from tests.fakes import continuation
 from tests.runtime.replicas.fakes import FakeReplica, desk_of
@@ -62,14 +62,14 @@ def test_a_new_engine_is_told_of_a_pause_that_lasts(orders, told):
 
 def test_every_replica_is_paused_those_that_start_and_those_that_join_later_too():
     desk, [ready, starting] = desk_of()
-    starting.become(Phase.STARTING)
+    starting.become(ServicePhase.STARTING)
     desk.send(Pause(1.0))
-    newcomer = FakeReplica(Phase.STARTING)
+    newcomer = FakeReplica(ServicePhase.STARTING)
     desk.add(newcomer)
     assert [type(one) for replica in (ready, starting, newcomer) for one in replica.sent] == [Pause] * 3
 
     desk.send(Resume(2.0))
-    late = FakeReplica(Phase.STARTING)
+    late = FakeReplica(ServicePhase.STARTING)
     desk.add(late)
     assert isinstance(starting.sent[-1], Resume)
     assert late.sent == []

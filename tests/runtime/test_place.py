@@ -10,7 +10,7 @@ from rota.core.config import EngineConfig
 from rota.core.events import FinishReason
 from rota.runtime.patience import Patience
 from rota.runtime.process import EngineProcess
-from rota.runtime.service import BuildDevice, Phase
+from rota.runtime.service import BuildDevice, ServicePhase
 from rota.runtime.supervisor import SupervisedService
 from rota.runtime.watch import Death, OnEvents, OnReady, OnWaiting, Watch
 from tests.builders import submit
@@ -58,12 +58,12 @@ def test_the_state_says_what_an_engine_without_a_place_waits_for_and_the_log_say
     place = Place("It needs 1 GPU, and the cluster has 0 free.")
     with waiting(hang, place, Patience()) as (service, _):
         assert until(lambda: service.state.may_last)
-        assert (service.state.phase, service.state.reason) == (Phase.STARTING, place.why)
+        assert (service.state.phase, service.state.reason) == (ServicePhase.STARTING, place.why)
         place.why = "The cluster is gone."
         assert until(lambda: service.state.reason == "The cluster is gone.")
         place.why = ""
         assert until(lambda: not service.state.may_last)
-        assert (service.state.phase, service.state.reason) == (Phase.STARTING, "")
+        assert (service.state.phase, service.state.reason) == (ServicePhase.STARTING, "")
     [record] = [record for record in caplog.records if record.name == "rota.engine"]
     assert record.fields == {"engine": 0, "why": "It needs 1 GPU, and the cluster has 0 free."}
 
@@ -72,9 +72,9 @@ def test_the_wait_for_a_place_is_no_silence_of_the_engine_and_what_comes_after_i
     place = Place("The cluster is gone.")
     with waiting(hang, place, Patience(start_silence_s=0.05)) as (service, _):
         assert until(lambda: place.asked > 5), "each look takes 0.05 seconds"
-        assert service.state.phase is Phase.STARTING
+        assert service.state.phase is ServicePhase.STARTING
         place.why = ""
-        assert until(lambda: service.state.phase is Phase.DOWN)
+        assert until(lambda: service.state.phase is ServicePhase.DOWN)
         assert service.state.reason == "The engine hung: its start made no progress for 0.05 seconds."
 
 
@@ -85,4 +85,4 @@ def test_an_engine_that_gets_its_place_serves_what_was_sent_before():
         service.send(submit("a"))
         place.why = ""
         assert listener.wait_for_ending("a").reason is FinishReason.LENGTH
-        assert (service.state.phase, service.state.may_last) == (Phase.READY, False)
+        assert (service.state.phase, service.state.may_last) == (ServicePhase.READY, False)

@@ -16,7 +16,7 @@ from rota.core.messages import AddAdapter, Message, MoveRequests, RemoveAdapter,
 from rota.core.plan import StepPlan
 from rota.runtime.live import MOST_CHECKED
 from rota.runtime.preloaded import PreloadedService, early_of
-from rota.runtime.service import BuildDevice, InProcessService, Phase, Service
+from rota.runtime.service import BuildDevice, InProcessService, Service, ServicePhase
 from rota.runtime.supervisor import SupervisedService
 from tests.builders import add_adapter, submit
 from tests.fakes import FakeDevice, FakeTicket
@@ -40,11 +40,11 @@ def test_it_is_ready_when_its_adapters_are_and_a_request_for_one_may_come_earlie
 
     service, listener = preloaded(build, "one", "two", "three")
     service.send(submit("early", adapter=AdapterId(3)))
-    assert service.state.phase is Phase.STARTING
+    assert service.state.phase is ServicePhase.STARTING
     may_start.set()
 
     assert service.wait_until_ready() == FakeDevice().capacity
-    assert service.state.phase is Phase.READY
+    assert service.state.phase is ServicePhase.READY
     assert listener.wait_for_ending("early").fault is None
     service.stop()
 
@@ -54,7 +54,7 @@ def test_an_adapter_that_is_refused_keeps_it_from_starting():
 
     with pytest.raises(AdapterError, match="broken is broken"):
         service.wait_until_ready()
-    assert (service.state.phase, service.state.reason) == (Phase.DOWN, "broken is broken.")
+    assert (service.state.phase, service.state.reason) == (ServicePhase.DOWN, "broken is broken.")
     service.stop()
 
 
@@ -100,7 +100,7 @@ def test_an_adapter_that_turns_out_bad_after_the_start_is_told_and_its_requests_
     assert service.wait_until_ready(PATIENCE_S)
 
     assert listener.wait_for_adapter(2, AdapterRefused).reason == "rotten is rotten."
-    assert service.state.phase is Phase.READY
+    assert service.state.phase is ServicePhase.READY
     service.send(submit("late", adapter=AdapterId(2)))
     assert listener.wait_for_ending("late").fault.code is FaultCode.UNKNOWN_ADAPTER
     service.send(submit("other", adapter=AdapterId(1)))
@@ -121,7 +121,7 @@ def test_an_engine_that_is_killed_while_it_reads_comes_back_with_all_adapters():
 
         service.send(submit("again", adapter=AdapterId(3)))  # before the new engine is ready
         assert listener.wait_for_ending("again").fault is None
-        assert service.state.phase is Phase.READY
+        assert service.state.phase is ServicePhase.READY
     finally:
         service.stop()
 
@@ -226,7 +226,7 @@ def test_one_that_turns_out_bad_when_it_is_asked_for_is_refused_with_the_reason(
 
     assert listener.wait_for_ending("asks").fault.message == "rotten is rotten."
     assert listener.wait_for_adapter(9, AdapterRefused).reason == "rotten is rotten."
-    assert service.state.phase is Phase.READY
+    assert service.state.phase is ServicePhase.READY
     service.stop()
 
 

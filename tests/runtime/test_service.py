@@ -8,7 +8,7 @@ import pytest
 from rota.core.config import EngineConfig
 from rota.core.errors import EngineDiedError, FaultCode, ModelError, RequestError
 from rota.core.events import FinishReason
-from rota.runtime.service import BuildDevice, InProcessService, Phase
+from rota.runtime.service import BuildDevice, InProcessService, ServicePhase
 from tests.builders import abort, submit
 from tests.fakes import FakeDevice, continuation
 from tests.runtime.services import LONG, SLOW, Listener
@@ -49,7 +49,7 @@ def test_a_request_is_answered(slow, listener):
 
 def test_readiness_tells_the_capacity(slow):
     assert slow.wait_until_ready(PATIENCE_S) == SLOW().capacity
-    assert slow.state.phase is Phase.READY
+    assert slow.state.phase is ServicePhase.READY
 
 
 def test_an_abort_takes_effect_within_a_step(slow, device, listener):
@@ -90,7 +90,7 @@ def test_a_device_that_cannot_be_built_says_why_to_all_who_ask(listener):
 
     with pytest.raises(EngineDiedError, match="no model in /nowhere"):
         service.wait_until_ready(PATIENCE_S)
-    assert service.state.phase is Phase.DOWN
+    assert service.state.phase is ServicePhase.DOWN
     with pytest.raises(RequestError, match="no model in /nowhere"):
         service.send(submit("a"))
 

@@ -19,7 +19,7 @@ from rota.core.events import EngineRestarted, FinishReason
 from rota.core.ids import EngineId
 from rota.core.stages import Stage
 from rota.runtime.process import EngineProcess
-from rota.runtime.service import Phase
+from rota.runtime.service import ServicePhase
 from rota.runtime.spares import Spare, Spares, settling
 from rota.runtime.start import process_began_at
 from rota.runtime.supervisor import SupervisedService
@@ -122,7 +122,7 @@ def test_nothing_is_left_running_when_the_service_stops(prepare):
         engine, spare = service.engine_pid, spares.spare.process.pid
         service.stop()
 
-        assert service.state.phase is Phase.DOWN
+        assert service.state.phase is ServicePhase.DOWN
         assert not is_alive(engine)
         assert not is_alive(spare)
         assert spares.spare is None
@@ -143,7 +143,7 @@ def test_an_engine_that_stays_down_has_no_spare():
         service._new_engine = partial(int, "not a number")
         os.kill(service.engine_pid, signal.SIGKILL)
 
-        assert until(lambda: service.state.phase is Phase.DOWN)
+        assert until(lambda: service.state.phase is ServicePhase.DOWN)
         assert until(lambda: not is_alive(spare))
 
 
@@ -211,7 +211,7 @@ def test_no_spare_starts_while_an_engine_does(tmp_path):
 
         gate.unlink()
         os.kill(services[1].engine_pid, signal.SIGKILL)
-        assert until(lambda: services[1].state.phase is Phase.STARTING)
+        assert until(lambda: services[1].state.phase is ServicePhase.STARTING)
         assert serve_again(services[0], listener, "b")
         assert spares.spare is None, "the other engine starts"
         gate.touch()

@@ -19,7 +19,7 @@ from rota.core.plan import StepPlan, StepResult
 from rota.core.standstill import StoodStill
 from rota.policy.slot_policies import SLOT_POLICIES
 from rota.runtime.patience import Patience
-from rota.runtime.service import Phase
+from rota.runtime.service import ServicePhase
 from tests.builders import add_adapter, submit
 from tests.fakes import FakeDevice, FakeTicket
 from tests.policy.never_admits import NEVER, NeverAdmits
@@ -124,11 +124,11 @@ def test_an_engine_that_is_stopped_is_started_again(is_idle, caplog):
             listener.wait_for_tokens("open")
         os.kill(first, signal.SIGSTOP)
 
-        assert until(lambda: service.state.phase is Phase.STARTING), "the hang was not found"
+        assert until(lambda: service.state.phase is ServicePhase.STARTING), "the hang was not found"
         assert service.state.capacity is None
         if not is_idle:
             assert "The engine hung" in listener.wait_for_ending("open").fault.message
-        assert until(lambda: service.state.phase is Phase.READY), "no other engine came"
+        assert until(lambda: service.state.phase is ServicePhase.READY), "no other engine came"
         assert (service.engine_pid != first, is_alive(first)) == (True, False)
         [restart] = [event for event in listener.events if isinstance(event, EngineRestarted)]
         assert "The engine hung" in restart.reason
@@ -203,7 +203,7 @@ def restarts(events: list[object]) -> list[object]:
 
 
 def is_down(service: object) -> bool:
-    return service.state.phase is Phase.DOWN
+    return service.state.phase is ServicePhase.DOWN
 
 
 def test_a_frozen_machine_does_not_count_as_a_hang(tmp_path):

@@ -21,7 +21,7 @@ from rota.core.messages import AddAdapter, Message, RemoveAdapter
 from rota.core.plan import StepPlan
 from rota.core.stages import Stage
 from rota.runtime.patience import Patience, Silence
-from rota.runtime.service import Phase
+from rota.runtime.service import ServicePhase
 from rota.runtime.start import tell_progress
 from rota.runtime.supervisor import SupervisedService
 from tests.builders import abort, add_adapter, submit
@@ -80,7 +80,7 @@ def test_when_no_new_engine_can_be_made_everybody_hears_of_it(monkeypatch, capsy
         os.kill(service.engine_pid, signal.SIGKILL)
 
         assert "no space left" in listener.wait_for_ending("open").fault.message
-        assert service.state.phase is Phase.DOWN
+        assert service.state.phase is ServicePhase.DOWN
         with pytest.raises(RequestError, match="no space left"):
             service.send(submit("late"))
     assert "no space left" in capsys.readouterr().err
@@ -184,7 +184,7 @@ def test_stopping_aborts_whoever_is_open_and_leaves_no_process():
 
         assert listener.wait_for_ending("a", timeout_s=0.0).reason is FinishReason.ABORT
         assert not is_alive(pid)
-        assert service.state.phase is Phase.DOWN
+        assert service.state.phase is ServicePhase.DOWN
 
 
 def test_ctrl_c_is_left_to_the_parent():
@@ -262,7 +262,7 @@ def test_an_engine_that_keeps_dying_stays_down_and_says_why(caplog):
         service.send(submit("a"))
 
         assert "exit code 7" in listener.wait_for_ending("a").fault.message
-        assert until(lambda: service.state.phase is not Phase.STARTING), "it is still being started"
+        assert until(lambda: service.state.phase is not ServicePhase.STARTING), "it is still being started"
         assert "died 2 times in a row" in service.state.reason
         with pytest.raises(RequestError, match="exit code 7"):
             service.send(submit("b"))

@@ -14,7 +14,7 @@ from rota.core.messages import AdapterFetched, Inspect, Message
 from rota.core.plan import StepResult
 from rota.core.policy_config import PolicyConfig
 from rota.scheduler import Scheduler
-from rota.scheduler.adapter_state import Group
+from rota.scheduler.adapter_state import AdapterState
 from tests.builders import add_adapter, capacity, submit
 from tests.counting import calls_in
 
@@ -22,7 +22,7 @@ FEW, MANY = 100, 2000
 MOST_BYTES = 700
 
 
-class Unwalked(dict[AdapterId, Group]):
+class Unwalked(dict[AdapterId, AdapterState]):
     """Finds what it is asked for, and cannot be walked through."""
 
     def __iter__(self) -> Iterator[AdapterId]:

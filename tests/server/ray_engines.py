@@ -18,7 +18,7 @@ from rota.core.config import EngineConfig
 from rota.runtime.cluster.cluster import Cluster
 from rota.runtime.cluster.joining import own_versions
 from rota.runtime.cluster.records import Need
-from rota.runtime.cluster.service import Maker, PlacedEngine
+from rota.runtime.cluster.service import EngineMaker, PlacedEngine
 from rota.runtime.ranks.meeting import facts
 from rota.runtime.service import BuildDevice
 from rota.runtime.world import Device
@@ -62,7 +62,7 @@ def placed(context: zmq.Context[zmq.Socket[bytes]], build_device: BuildDevice, c
     if path := os.environ.get(PLACED):
         with Path(path).open("a") as file:
             file.write(".")
-    make = Maker(cluster=cluster(), need=Need(cpus=1), versions=own_versions(), facts=facts(config), threads=1)
+    make = EngineMaker(cluster=cluster(), need=Need(cpus=1), versions=own_versions(), facts=facts(config), threads=1)
     return make(context, build_device, config)
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import httpx
 
-from rota.server.answers.answer import Choice, Chunk, Part
+from rota.server.answers.answer import AnswerChunk, Choice, Part
 from rota.text.speech import Speech
 from tests.fakes import FakeDevice
 
@@ -24,7 +24,9 @@ def parts_of(*texts: str) -> list[Part]:
     """An answer of one choice, a text a step."""
     choice = Choice(0, 3, cast(Any, None))
     reasons = [None] * (len(texts) - 1) + ["stop"]
-    return [Part(choice, Chunk(text, [1], finish_reason=reason)) for text, reason in zip(texts, reasons, strict=True)]
+    return [
+        Part(choice, AnswerChunk(text, [1], finish_reason=reason)) for text, reason in zip(texts, reasons, strict=True)
+    ]
 
 
 def recites(text: str) -> Callable[[Sequence[int]], int]:

@@ -17,7 +17,7 @@ from rota.llm.config import build_device, engine_config
 from rota.runtime.registry import Registry
 from rota.server.adapters.manager import Locating
 from rota.server.app import create_app
-from rota.server.resolver import Elsewhere
+from rota.server.resolver import NameLookup
 from rota.sources.disk_cache import DiskCache
 from rota.sources.download import Download
 from rota.sources.hub import Hub
@@ -136,7 +136,7 @@ def _serving(disk: Path, opened: Opened):
     config = engine_config(options, quiet=True)
     registry = Registry("tiny", str(disk / "tiny"))
     locator = Locator(None, Sources(DiskCache(disk / "cache", 10**8), opened))
-    elsewhere = Elsewhere(Locating(locator), Prefix("s3://adapters/tenants"))
+    elsewhere = NameLookup(Locating(locator), Prefix("s3://adapters/tenants"))
     service = threads(partial(build_device, config), config)  # no node of a cluster has this process's credentials
     return running(create_app(service, Tokenizer(disk / "tiny"), registry, elsewhere=elsewhere))
 

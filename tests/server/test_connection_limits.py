@@ -10,7 +10,7 @@ import pytest
 
 from rota.core.config import ListenConfig
 from rota.core.errors import ConfigError
-from rota.observe.meters import Closure, ConnectionMeters, Refusal
+from rota.observe.meters import Closure, ConnectionMeters, ConnectionRefusal
 from rota.server.door.book import (
     ConnectionBook,
     ConnectionLimits,
@@ -86,10 +86,10 @@ def test_a_minute_has_one_line_with_all_counts(caplog, monkeypatch):
     async def run() -> None:
         log = ConnectionLog(ConnectionMeters(open=7, most=8), lambda: "10.0.0.1 (5 open)")
         for _ in range(3):
-            log.refused(Refusal.ADDRESS)
+            log.refused(ConnectionRefusal.ADDRESS)
         log.closed(Closure.SLOW_BODY)
         await said.wait()
-        log.refused(Refusal.ALL)
+        log.refused(ConnectionRefusal.ALL)
         await asyncio.sleep(0.05)  # a second line would come at once
         assert len(caplog.records) == 1
         log.write()

@@ -9,7 +9,7 @@ from rota.core.errors import Fault, FaultCode, RequestError
 from rota.core.events import AdapterStanding, EngineRestarted, Inspected
 from rota.core.ids import BASE, EngineId
 from rota.core.messages import Message
-from rota.runtime.service import Phase, ServiceState
+from rota.runtime.service import ServicePhase, ServiceState
 from rota.server.metrics import FRESH_S, Counts
 from tests.builders import capacity
 from tests.waiting import PATIENCE_S
@@ -23,7 +23,7 @@ class Engine:
     """A service that notes what it is asked and answers when it is told to."""
 
     def __init__(self) -> None:
-        self.state = ServiceState(phase=Phase.READY, capacity=capacity())
+        self.state = ServiceState(phase=ServicePhase.READY, capacity=capacity())
         self.sent: list[Message] = []
         self.is_gone = False
 
@@ -87,7 +87,7 @@ def test_without_an_engine_there_are_no_numbers_and_no_wait(is_up):
         engine = Engine()
         engine.is_gone = True
         if not is_up:
-            engine.state = ServiceState(phase=Phase.STARTING)
+            engine.state = ServiceState(phase=ServicePhase.STARTING)
         counts = Counts(engine, patience_s=60.0)
         for _ in range(2):
             assert await asyncio.wait_for(counts.ask(()), PATIENCE_S) == {}

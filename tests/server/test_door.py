@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from rota.observe.meters import Closure, Refusal
+from rota.observe.meters import Closure, ConnectionRefusal
 from tests.server.doors import read_to_end, served
 from tests.waiting import until
 
@@ -63,7 +63,7 @@ def test_a_busy_connection_never_gives_way_and_the_new_one_hears_why():
         assert refused.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
         assert b"\r\nretry-after: 1\r\n" in refused
         assert code_of(refused) == "too_many_connections"
-        assert server.meters.refused[Refusal.ALL] == 1
+        assert server.meters.refused[ConnectionRefusal.ALL] == 1
         server.may_end.set()
         for connection in busy:
             assert b"ended" in connection.recv(65536)
@@ -74,7 +74,7 @@ def test_one_address_has_its_share_and_another_is_served():
     with served(max_connections=10, max_connections_per_address=1) as server, server.ask_slowly():
         assert server.ask().startswith(b"HTTP/1.1 503 ")
         assert server.ask(host="127.0.0.2").startswith(b"HTTP/1.1 200 OK")
-        assert server.meters.refused[Refusal.ADDRESS] == 1
+        assert server.meters.refused[ConnectionRefusal.ADDRESS] == 1
 
 
 def test_a_trusted_proxy_has_no_share():
@@ -101,7 +101,7 @@ def test_a_connection_that_ended_frees_its_place():
         for _ in range(5):
             assert server.ask().startswith(b"HTTP/1.1 200 OK")
         assert until(lambda: server.meters.open == 0)
-        assert server.meters.refused[Refusal.ALL] == 0
+        assert server.meters.refused[ConnectionRefusal.ALL] == 0
 
 
 def test_a_body_that_does_not_come_is_answered_with_408():

@@ -20,7 +20,7 @@ from rota.server.access.access import Access
 from rota.server.access.key_file import read_keys
 from rota.server.adapters.manager import Locating
 from rota.server.app import create_app
-from rota.server.resolver import Elsewhere
+from rota.server.resolver import NameLookup
 from rota.text.tokenizer import Tokenizer
 from tests.engine.lora.adapter_factory import change_config, make_adapter
 from tests.engine.model_factory import make_tiny_model
@@ -87,7 +87,7 @@ def client(disk) -> Iterator[httpx.Client]:
     registry = Registry("tiny", str(disk / "tiny"))
     service = threads(partial(build_device, config), config)  # no node of a cluster has this process's credentials
     access = Access(registry, read_keys([], str(disk / "keys.toml"), root))
-    elsewhere = Elsewhere(Locating(locator_for(config.lora)))
+    elsewhere = NameLookup(Locating(locator_for(config.lora)))
     with (
         running(create_app(service, Tokenizer(disk / "tiny"), registry, access=access, elsewhere=elsewhere)) as url,
         httpx.Client(base_url=url) as client,

@@ -16,7 +16,7 @@ import pytest
 from rota.core.errors import Fault, FaultCode, RequestError
 from rota.core.grammar import Grammar
 from rota.grammar import texts
-from rota.runtime.room.job import Bounds, Kind
+from rota.runtime.room.job import Kind, QueueBounds
 from rota.server.access.keys import ANYONE
 from rota.server.calls.reading_room import GRAMMAR, ReadingRoom
 from tests.processes import is_alive
@@ -86,7 +86,7 @@ def test_a_grammar_is_taken_or_refused_with_its_field_and_checked_once(folder: P
         assert await refused(checks, texts.choice(["yes", "no"], "another field")) == ""
 
     # One may wait: those who ask about one grammar wait for one check.
-    run(folder, test, processes=1, grammar=patient(of_key=Bounds(1, 10**6)))
+    run(folder, test, processes=1, grammar=patient(of_key=QueueBounds(1, 10**6)))
 
 
 def test_many_grammars_cannot_pile_up_and_another_key_has_its_turn(folder: Path):
@@ -101,7 +101,7 @@ def test_many_grammars_cannot_pile_up_and_another_key_has_its_turn(folder: Path)
         assert outcomes.count("Too many grammars wait to be read; try again in a second.") == 10 - outcomes.count("")
 
     # One is being checked, and two wait.
-    run(folder, test, processes=1, grammar=patient(of_key=Bounds(2, 10**6)))
+    run(folder, test, processes=1, grammar=patient(of_key=QueueBounds(2, 10**6)))
 
 
 def copy_of(pid: int) -> int:

@@ -13,7 +13,7 @@ from rota.runtime.preloaded import PreloadedService
 from rota.runtime.registry import Registry
 from rota.runtime.replicas.service import ReplicatedService
 from rota.runtime.routing.router import Router
-from rota.runtime.service import InProcessService, Phase, ServiceState
+from rota.runtime.service import InProcessService, ServicePhase, ServiceState
 from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice
@@ -24,7 +24,7 @@ from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import PATIENCE_S, until
 
-WAITS = ServiceState(phase=Phase.STARTING, reason="It needs 1 GPU, and the cluster has 0 free.", may_last=True)
+WAITS = ServiceState(phase=ServicePhase.STARTING, reason="It needs 1 GPU, and the cluster has 0 free.", may_last=True)
 
 
 class Replica(InProcessService):

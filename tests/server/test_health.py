@@ -18,7 +18,7 @@ from rota.core.errors import EngineDiedError, ModelError
 from rota.core.standstill import StoodStill
 from rota.runtime.registry import Registry
 from rota.runtime.replicas.roster import joint_state
-from rota.runtime.service import BuildDevice, Phase, ServiceState, StateBoard
+from rota.runtime.service import BuildDevice, ServicePhase, ServiceState, StateBoard
 from rota.server.app import create_app
 from rota.server.info import install_probes
 from rota.text.tokenizer import Tokenizer
@@ -106,7 +106,7 @@ WAITS = replace(STUCK, waits_for="copies into slots (1)")
 def test_an_engine_that_stands_still_says_so_and_is_503_if_nothing_is_under_way(standstills, status, said):
     boards = [StateBoard() for _ in standstills]
     for board, standstill in zip(boards, standstills, strict=True):
-        board.set(ServiceState(phase=Phase.READY, capacity=capacity()))
+        board.set(ServiceState(phase=ServicePhase.READY, capacity=capacity()))
         board.note_events([standstill] if standstill else [])
     service = SimpleNamespace(state=joint_state([board.state for board in boards]))
     app, access = FastAPI(), SimpleNamespace(for_probes=SimpleNamespace(may_operate=False))

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from rota.core.errors import FaultCode, RequestError
-from rota.runtime.room.job import Bounds
+from rota.runtime.room.job import QueueBounds
 from rota.server.access.keys import ANYONE, Key
 from rota.server.calls.prompts import TextLimits, Texts
 from rota.server.calls.reading_room import LARGE_BYTES, LARGE_OBJECTS, TEXT, ReadingRoom, is_large, read
@@ -204,7 +204,7 @@ def test_too_many_large_bodies_of_a_key_are_refused_for_a_while(folder: Path, tm
         await room.close()
         await asyncio.gather(running, *waiting, return_exceptions=True)
 
-    run(folder, test, text=replace(TEXT, of_key=Bounds(jobs=2, size=1000)))
+    run(folder, test, text=replace(TEXT, of_key=QueueBounds(jobs=2, size=1000)))
 
 
 PARENT = """

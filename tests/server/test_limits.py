@@ -7,12 +7,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rota.server.access.keys import ANYONE, Key
-from rota.server.access.limits import Ask, Bucket, Hold, Limit, Limits, Met
+from rota.server.access.limits import Bucket, CallDemand, Hold, KeyBalances, Limit, Met
 
 
-def admitted(limits: Limits, key: Key, now: float = 0.0, **asked: Any) -> Hold | Met:
+def admitted(limits: KeyBalances, key: Key, now: float = 0.0, **asked: Any) -> Hold | Met:
     """A call that enters and asks."""
-    return limits.enter(key, now) or limits.admit(key, Ask(**asked), now)
+    return limits.enter(key, now) or limits.admit(key, CallDemand(**asked), now)
 
 
 def wait_s(met: Hold | Met | None) -> int | None:
@@ -21,14 +21,14 @@ def wait_s(met: Hold | Met | None) -> int | None:
 
 
 def test_a_key_without_limits_is_never_refused():
-    limits = Limits()
+    limits = KeyBalances()
     limits.charge(ANYONE, 10**9, 0.0)
 
     assert {wait_s(admitted(limits, ANYONE, answers=9, output_tokens=10**9)) for _ in range(1000)} == {0}
 
 
 def test_a_minutes_worth_may_come_at_once_and_then_one_at_a_time():
-    limits, key = Limits(), Key("acme", requests_per_minute=6)
+    limits, key = KeyBalances(), Key("acme", requests_per_minute=6)
 
     assert [wait_s(limits.enter(key, 0.0)) for _ in range(7)] == [0] * 6 + [10]
     assert wait_s(limits.enter(key, 9.9)) == 1
@@ -37,7 +37,7 @@ def test_a_minutes_worth_may_come_at_once_and_then_one_at_a_time():
 
 
 def test_every_answer_of_a_call_is_a_request():
-    limits, key = Limits(), Key("acme", requests_per_minute=6)
+    limits, key = KeyBalances(), Key("acme", requests_per_minute=6)
 
     assert isinstance(admitted(limits, key, answers=4), Hold)
     assert admitted(limits, key, answers=4) == Met(Limit.REQUESTS, 4, 20)
@@ -47,7 +47,7 @@ def test_every_answer_of_a_call_is_a_request():
 
 
 def test_tokens_are_reserved_at_admission_and_what_was_not_used_is_given_back():
-    limits, key = Limits(), Key("acme", tokens_per_minute=60)
+    limits, key = KeyBalances(), Key("acme", tokens_per_minute=60)
 
     first = admitted(limits, key, prompt_tokens=10, output_tokens=40)
     assert admitted(limits, key, prompt_tokens=10, output_tokens=10) == Met(Limit.TOKENS, 20, 10)
@@ -57,7 +57,7 @@ def test_tokens_are_reserved_at_admission_and_what_was_not_used_is_given_back():
 
 
 def test_a_hold_is_settled_once():
-    limits, key = Limits(), Key("acme", tokens_per_minute=60, max_tokens_in_flight=60)
+    limits, key = KeyBalances(), Key("acme", tokens_per_minute=60, max_tokens_in_flight=60)
     hold = admitted(limits, key, output_tokens=60)
     for _ in range(3):
         hold.settle(20, 0.0)
@@ -82,13 +82,13 @@ def test_a_hold_is_settled_once():
     ],
 )
 def test_a_call_that_is_larger_than_a_limit_never_fits(limits, asked, met):
-    found = admitted(Limits(), Key("acme", **limits), **asked)
+    found = admitted(KeyBalances(), Key("acme", **limits), **asked)
 
     assert found == Met(*met, None) if met else isinstance(found, Hold)
 
 
 def test_an_answer_without_a_limit_reserves_what_the_key_has_and_may_leave_a_debt():
-    limits, key = Limits(), Key("acme", tokens_per_minute=60, max_tokens_in_flight=40)
+    limits, key = KeyBalances(), Key("acme", tokens_per_minute=60, max_tokens_in_flight=40)
     hold = admitted(limits, key, prompt_tokens=10, output_tokens=500, is_open_ended=True)
     hold.settle(80, 0.0)
 
@@ -99,7 +99,7 @@ def test_an_answer_without_a_limit_reserves_what_the_key_has_and_may_leave_a_deb
 
 
 def test_tokens_in_flight_are_free_again_when_the_answer_ends():
-    limits, key = Limits(), Key("acme", max_tokens_in_flight=100)
+    limits, key = KeyBalances(), Key("acme", max_tokens_in_flight=100)
     first = admitted(limits, key, output_tokens=70)
 
     assert admitted(limits, key, output_tokens=31) == Met(Limit.IN_FLIGHT, 31, 1)
@@ -110,7 +110,7 @@ def test_tokens_in_flight_are_free_again_when_the_answer_ends():
 
 def test_a_call_that_one_limit_refuses_takes_nothing_from_the_others():
     key = Key("acme", requests_per_minute=2, tokens_per_minute=100, max_tokens_in_flight=50)
-    limits = Limits()
+    limits = KeyBalances()
     hold = admitted(limits, key, output_tokens=50)
     for _ in range(9):
         assert admitted(limits, key, output_tokens=50) == Met(Limit.IN_FLIGHT, 50, 1)
@@ -121,7 +121,7 @@ def test_a_call_that_one_limit_refuses_takes_nothing_from_the_others():
 
 
 def test_a_limit_that_changes_keeps_the_debt_and_counts_from_the_next_call():
-    limits = Limits()
+    limits = KeyBalances()
     limits.charge(Key("acme", tokens_per_minute=60), 90, 0.0)
 
     assert wait_s(limits.enter(Key("acme", tokens_per_minute=120), 0.0)) == 16
@@ -129,7 +129,7 @@ def test_a_limit_that_changes_keeps_the_debt_and_counts_from_the_next_call():
 
 
 def test_what_was_reserved_under_no_limit_is_not_given_back_to_a_new_one():
-    limits, key = Limits(), Key("acme", tokens_per_minute=60)
+    limits, key = KeyBalances(), Key("acme", tokens_per_minute=60)
     hold = admitted(limits, Key("acme"), output_tokens=1000)
     limits.charge(key, 50, 0.0)
     hold.settle(0, 0.0)
@@ -138,7 +138,7 @@ def test_what_was_reserved_under_no_limit_is_not_given_back_to_a_new_one():
 
 
 def test_one_keys_spending_is_not_anothers():
-    limits = Limits()
+    limits = KeyBalances()
     assert wait_s(limits.enter(Key("acme", requests_per_minute=1), 0.0)) == 0
     assert wait_s(limits.enter(Key("acme", requests_per_minute=1), 0.0)) == 60
     assert wait_s(limits.enter(Key("other", requests_per_minute=1), 0.0)) == 0
@@ -160,14 +160,14 @@ def test_one_keys_spending_is_not_anothers():
 )
 @example(1, 1, [(7.731995831672094, 1, 0, 0, True), (1.7432239618541843, 1, 0, 0, True), (0.0, 1, 0, 0, True)])
 def test_a_client_that_comes_back_when_told_is_let_in(requests, tokens, calls):
-    limits, key, now = Limits(), Key("acme", requests_per_minute=requests, tokens_per_minute=tokens), 0.0
+    limits, key, now = KeyBalances(), Key("acme", requests_per_minute=requests, tokens_per_minute=tokens), 0.0
     for pause_s, answers, reserved, used, is_open_ended in calls:
         now += pause_s
         asked = {"answers": answers, "output_tokens": reserved, "is_open_ended": is_open_ended}
         if met := limits.enter(key, now):
             now += met.wait_s
             assert limits.enter(key, now) is None
-        found = limits.admit(key, Ask(**asked), now)
+        found = limits.admit(key, CallDemand(**asked), now)
         if isinstance(found, Met) and found.wait_s is not None:
             now += found.wait_s
             found = admitted(limits, key, now, **asked)
@@ -188,13 +188,13 @@ EVENTS = st.lists(
 
 @given(st.integers(1, 1000), EVENTS)
 def test_reservations_and_settlements_in_any_order_create_no_token(per_minute, events):
-    limits, now, used_in_all = Limits(), 0.0, 0
+    limits, now, used_in_all = KeyBalances(), 0.0, 0
     key = Key("acme", tokens_per_minute=per_minute, max_tokens_in_flight=5000)
     account, held = limits._balance(key, now), []
     for pause_s, event in events:
         now += pause_s
         if isinstance(event, int):
-            if isinstance(hold := limits.admit(key, Ask(output_tokens=event), now), Hold):
+            if isinstance(hold := limits.admit(key, CallDemand(output_tokens=event), now), Hold):
                 held.append((hold, event))
         elif held:
             hold, _ = held.pop(event[0] % len(held))
@@ -208,11 +208,11 @@ def test_reservations_and_settlements_in_any_order_create_no_token(per_minute, e
 
 @given(st.integers(1, 1000), st.lists(st.tuples(st.integers(0, 200), st.integers(0, 300)), max_size=20), st.randoms())
 def test_while_no_time_passes_exactly_what_was_used_is_gone_in_whatever_order_holds_end(per_minute, calls, dice):
-    limits, key = Limits(), Key("acme", tokens_per_minute=per_minute)
+    limits, key = KeyBalances(), Key("acme", tokens_per_minute=per_minute)
     held = [
         (hold, used)
         for reserved, used in calls
-        if isinstance(hold := limits.admit(key, Ask(output_tokens=reserved), 7.0), Hold)
+        if isinstance(hold := limits.admit(key, CallDemand(output_tokens=reserved), 7.0), Hold)
     ]
     dice.shuffle(held)
     for hold, used in held:
@@ -233,7 +233,7 @@ def test_a_bucket_that_is_full_takes_no_more_back():
 
 @pytest.mark.parametrize("limit", [1, 60, 600])
 def test_after_the_first_minutes_worth_no_more_comes_through_than_that_a_minute(limit):
-    limits, key = Limits(), Key("acme", requests_per_minute=limit)
+    limits, key = KeyBalances(), Key("acme", requests_per_minute=limit)
     let_in = sum(limits.enter(key, tick * 0.05) is None for tick in range(12_000))  # ten minutes
 
     assert let_in == pytest.approx(11 * limit, abs=1)

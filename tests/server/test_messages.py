@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from rota.server.access.keys import Key, KeyRing, digest_of
-from rota.server.messages.call import Conversation, PromptFields, _translated
+from rota.server.messages.call import MessagesConversation, PromptFields, _translated
 from tests.fakes import FakeDevice
 from tests.server.letters import CONTEXT, letters_device, serving
 from tests.server.spoken import named_events_of, prompt_of
@@ -191,7 +191,7 @@ def test_calls_and_their_results_become_messages_of_a_chat():
             }
         )
     )
-    conversation = Conversation(fields)
+    conversation = MessagesConversation(fields)
 
     call = {"id": "t1", "type": "function", "function": {"name": "warmth", "arguments": '{"in":"Oslo"}'}}
     assert conversation.messages == [

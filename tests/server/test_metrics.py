@@ -8,7 +8,7 @@ import pytest
 
 from rota.core.config import ServerConfig
 from rota.runtime.registry import Registry
-from rota.runtime.service import Phase
+from rota.runtime.service import ServicePhase
 from rota.server.access.keys import Key, KeyRing, digest_of
 from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
@@ -166,7 +166,7 @@ def test_when_the_engine_is_down_what_is_known_is_served(tmp_path):
     with running(app) as url, httpx.Client(base_url=url) as client:
         for _ in service.state.engines:
             assert complete(client, max_tokens=50).status_code == 503
-        assert service.state.phase is Phase.DOWN
+        assert service.state.phase is ServicePhase.DOWN
         scrape = read(client)
 
     assert scrape("rota_engine_up", engine="0") == 0

@@ -8,7 +8,7 @@ from rota.core.events import CacheFlushed, EngineRestarted, Explained, Inspected
 from rota.core.ids import EngineId
 from rota.core.messages import Explain, FlushCache, Inspect, Message
 from rota.runtime.replicas.roster import joint_state
-from rota.runtime.service import Phase, ServiceState
+from rota.runtime.service import ServicePhase, ServiceState
 from rota.server.queries import Queries
 from tests.builders import capacity
 
@@ -18,8 +18,8 @@ STANDING = Inspected(at=1.0, steps=1, rows=0, blocks=8, blocks_used=0, slots=2, 
 class FakeService:
     """Keeps what it is sent, and answers nothing."""
 
-    def __init__(self, phase: Phase = Phase.READY, is_broken: bool = False) -> None:
-        self.state = ServiceState(phase=phase, capacity=capacity() if phase is Phase.READY else None)
+    def __init__(self, phase: ServicePhase = ServicePhase.READY, is_broken: bool = False) -> None:
+        self.state = ServiceState(phase=phase, capacity=capacity() if phase is ServicePhase.READY else None)
         self.sent: list[Message] = []
         self._is_broken = is_broken
 
@@ -106,7 +106,7 @@ def test_what_a_dead_engine_told_is_not_recalled():
         if is_replaced:
             queries.observe([EngineRestarted(at=2.0, reason="It died.")])
         else:
-            service.state = ServiceState(phase=Phase.DOWN)
+            service.state = ServiceState(phase=ServicePhase.DOWN)
         return await queries.inspect_or_recall()
 
     assert asyncio.run(ask(is_replaced=True)) == ()
@@ -167,6 +167,6 @@ def test_an_engine_that_is_not_there_is_not_waited_for():
     async def ask(service: FakeService):
         return await Queries(service, patience_s=60.0).inspect()
 
-    assert asyncio.run(ask(FakeService(Phase.STARTING))) == ()
-    assert asyncio.run(ask(FakeService(Phase.DOWN))) == ()
+    assert asyncio.run(ask(FakeService(ServicePhase.STARTING))) == ()
+    assert asyncio.run(ask(FakeService(ServicePhase.DOWN))) == ()
     assert asyncio.run(ask(FakeService(is_broken=True))) == ()

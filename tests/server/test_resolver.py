@@ -18,7 +18,7 @@ from rota.runtime.registry import Registry
 from rota.server.access.access import Access
 from rota.server.access.keys import ANYONE, Key, KeyRing, digest_of
 from rota.server.app import create_app
-from rota.server.resolver import MISSED_S, MOST_AT_ONCE, Elsewhere, Resolver
+from rota.server.resolver import MISSED_S, MOST_AT_ONCE, NameLookup, Resolver
 from rota.sources.prefix import Prefix, is_within
 from rota.sources.source import NothingError, UnreachableError
 from rota.text.tokenizer import Tokenizer
@@ -212,7 +212,7 @@ def client(tmp_path_factory) -> Iterator[httpx.Client]:
         Tokenizer(disk / "tiny"),
         registry,
         access=Access(registry, keys),
-        elsewhere=Elsewhere(prefix=Prefix(str(disk / "adapters"))),
+        elsewhere=NameLookup(prefix=Prefix(str(disk / "adapters"))),
     )
     with running(app) as url, httpx.Client(base_url=url) as client:
         client.headers["x-api-key"] = "all"

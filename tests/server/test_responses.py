@@ -10,7 +10,7 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from rota.server.answers.blocks import Blocks
+from rota.server.answers.blocks import AnswerBlocks
 from rota.server.responses.writer import Output
 from tests.fakes import FakeDevice
 from tests.server.letters import CONTEXT, error_of, letters_device, serving
@@ -144,7 +144,7 @@ def test_a_conversation_longer_than_the_context_is_413(server):
 
 def heard(*texts: str) -> tuple[list[str], list[dict[str, Any]]]:
     """The kinds of events, and the items, of what a model says a step at a time."""
-    blocks, output = Blocks(SPEECH), Output("resp_x")
+    blocks, output = AnswerBlocks(SPEECH), Output("resp_x")
     events = [
         event
         for part in parts_of(*texts)

@@ -17,7 +17,7 @@ from rota.core.lora_paths import LoraPath
 from rota.runtime.patience import Patience
 from rota.runtime.preloaded import PreloadedService
 from rota.runtime.registry import Registry
-from rota.runtime.service import Phase, Service
+from rota.runtime.service import Service, ServicePhase
 from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.observe.scraped import Scrape
@@ -58,7 +58,7 @@ class Stage:
 
     def are_ready(self) -> bool:
         phases = {engine.phase for engine in self._service.state.engines}
-        return phases == {Phase.READY} and self.status("/readyz") == 200
+        return phases == {ServicePhase.READY} and self.status("/readyz") == 200
 
     def post(self, route: str, **fields: Any) -> httpx.Response:
         return self.client.post(route, json={"lora_name": "pirate", **fields})

@@ -17,7 +17,7 @@ from rota.core.request import SamplingParams
 from rota.runtime.registry import Registry
 from rota.server.access.access import Access
 from rota.server.access.keys import Key
-from rota.server.access.limits import Ask
+from rota.server.access.limits import CallDemand
 from rota.server.answers.answer import Answer, ParsedCall, requests_for
 from rota.server.errors import ClientGone
 from rota.server.front import Front
@@ -65,7 +65,9 @@ def left(front: Front) -> int:
 
     def fits(tokens: int) -> bool:
         try:
-            front.access.admission.settle(front.access.admission.admit(ALICE, Ask(output_tokens=tokens), None, ""), 0)
+            front.access.admission.settle(
+                front.access.admission.admit(ALICE, CallDemand(output_tokens=tokens), None, ""), 0
+            )
         except RequestError:
             return False
         return True

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from rota.core.events import SlotChanged, SlotState
 from rota.core.ids import FIRST_ENGINE, AdapterId, EngineId, Slot
-from rota.sim.tenures import Tenure, Tenures
+from rota.sim.tenures import SimulatedTenure, Tenures
 
 
 def changed(at: float, adapter: int, state: SlotState, slot: int = 0, engine: int = 0) -> SlotChanged:
@@ -16,8 +16,12 @@ def test_a_tenure_lasts_from_arrival_to_departure_and_its_copy_comes_before():
     )
 
     assert tenures.closed == [
-        Tenure(engine_id=FIRST_ENGINE, place=Slot(0), adapter_id=AdapterId(7), since=1.0, until=1.5, is_ready=False),
-        Tenure(engine_id=FIRST_ENGINE, place=Slot(0), adapter_id=AdapterId(7), since=1.5, until=4.0, is_ready=True),
+        SimulatedTenure(
+            engine_id=FIRST_ENGINE, place=Slot(0), adapter_id=AdapterId(7), since=1.0, until=1.5, is_ready=False
+        ),
+        SimulatedTenure(
+            engine_id=FIRST_ENGINE, place=Slot(0), adapter_id=AdapterId(7), since=1.5, until=4.0, is_ready=True
+        ),
     ]
 
 
@@ -27,7 +31,9 @@ def test_whoever_sits_at_the_end_sat_until_the_end():
     tenures.close()
 
     assert tenures.closed == [
-        Tenure(engine_id=FIRST_ENGINE, place=Slot(0), adapter_id=AdapterId(7), since=1.0, until=3.0, is_ready=True)
+        SimulatedTenure(
+            engine_id=FIRST_ENGINE, place=Slot(0), adapter_id=AdapterId(7), since=1.0, until=3.0, is_ready=True
+        )
     ]
 
 

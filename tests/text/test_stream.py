@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import tokenizers
 
-from rota.text.stream import Piece, TextOptions, TextStream
+from rota.text.stream import TextOptions, TextPiece, TextStream
 from rota.text.tokenizer import Tokenizer
 from tests.text.conftest import Write
 
@@ -19,7 +19,7 @@ def test_a_stop_string_that_is_spread_over_bytes_of_a_character_stops_the_text(
     stream = TextStream(tokenizer, stop=("🐑!",))
     pieces = [stream.push([token]) for token in tokenizer.encode("a🐑 b🐑! c")]
     assert "".join(piece.text for piece in pieces) == "a🐑 b"
-    assert pieces[-1] == stream.finish() == Piece("", is_stopped=True)
+    assert pieces[-1] == stream.finish() == TextPiece("", is_stopped=True)
     assert not pieces[0].is_stopped
 
 
@@ -28,7 +28,7 @@ def test_the_last_piece_gives_out_what_was_held_back(byte_level: tokenizers.Toke
     stream = TextStream(tokenizer, stop=("the end",))
     pieces = [stream.push([token]) for token in (*tokenizer.encode("in the e"), byte_level.token_to_id("ð"))]
     assert "".join(piece.text for piece in pieces) == "in "
-    assert stream.finish() == Piece("the e\ufffd", is_stopped=False)
+    assert stream.finish() == TextPiece("the e\ufffd", is_stopped=False)
 
 
 def test_a_completion_keeps_the_space_after_its_prompt_and_an_answer_has_none(

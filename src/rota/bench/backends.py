@@ -13,15 +13,15 @@ from rota.bench.workload import Question
 ENDINGS = ("stop", "length")  # any other finish reason is a failure
 
 
-class Usage(msgspec.Struct):
+class UsageFields(msgspec.Struct):
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
 
-class Piece(Protocol):
+class StreamEvent(Protocol):
     """One event of a stream. Only the needed fields are read, because there is one event per token."""
 
-    def has_token_after(self, before: Usage) -> bool:
+    def has_token_after(self, before: UsageFields) -> bool:
         """Whether the event carries a token. Its text may be empty: a character can take several tokens."""
         ...
 
@@ -29,13 +29,13 @@ class Piece(Protocol):
     def ending(self) -> str | None: ...
 
     @property
-    def usage(self) -> Usage | None: ...
+    def usage(self) -> UsageFields | None: ...
 
     @property
     def error(self) -> Any: ...
 
 
-class _Choice(msgspec.Struct):
+class _ChoiceFields(msgspec.Struct):
     text: str = ""
     finish_reason: str | None = None
 
@@ -43,11 +43,11 @@ class _Choice(msgspec.Struct):
 class CompletionPiece(msgspec.Struct):
     """OpenAI's events: each carries the new text, and the last carries the usage."""
 
-    choices: list[_Choice] = []
-    usage: Usage | None = None
+    choices: list[_ChoiceFields] = []
+    usage: UsageFields | None = None
     error: Any = None
 
-    def has_token_after(self, _before: Usage) -> bool:
+    def has_token_after(self, _before: UsageFields) -> bool:
         return bool(self.choices) and (self.choices[0].finish_reason is None or bool(self.choices[0].text))
 
     @property
@@ -55,22 +55,22 @@ class CompletionPiece(msgspec.Struct):
         return self.choices[0].finish_reason if self.choices else None
 
 
-class _Reason(msgspec.Struct):
+class _ReasonFields(msgspec.Struct):
     type: str
     message: str = ""
 
 
-class _MetaInfo(Usage):
-    finish_reason: _Reason | None = None
+class _MetaInfoFields(UsageFields):
+    finish_reason: _ReasonFields | None = None
 
 
 class GeneratedPiece(msgspec.Struct):
     """SGLang's events: each carries the whole text so far and its number of tokens."""
 
-    meta_info: _MetaInfo | None = None
+    meta_info: _MetaInfoFields | None = None
     error: Any = None
 
-    def has_token_after(self, before: Usage) -> bool:
+    def has_token_after(self, before: UsageFields) -> bool:
         return self.meta_info is not None and self.meta_info.completion_tokens > before.completion_tokens
 
     @property
@@ -79,7 +79,7 @@ class GeneratedPiece(msgspec.Struct):
         return reason.type if reason else None
 
     @property
-    def usage(self) -> Usage | None:
+    def usage(self) -> UsageFields | None:
         return self.meta_info
 
 
@@ -89,7 +89,7 @@ class Backend:
 
     path: str
     write: Callable[[Question, str | None, str], dict[str, Any]]  # the adapter's name or None, the base's name
-    read: Callable[[bytes], Piece]
+    read: Callable[[bytes], StreamEvent]
     load_path: str
     unload_path: str
     knows_ignore_eos: bool = True

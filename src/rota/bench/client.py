@@ -10,11 +10,11 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from rota.bench.backends import ENDINGS, Backend, Usage
+from rota.bench.backends import ENDINGS, Backend, UsageFields
 from rota.core.errors import ConfigError
 from rota.core.events import Finished, FinishReason
 from rota.core.ids import RequestId
-from rota.observe.summary import Record
+from rota.observe.summary import RequestRecord
 
 # ── sse ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 # Server-sent events are read as the bytes come: the text after `data:` in every complete line.
@@ -45,9 +45,9 @@ class AnswerFailed(Exception):
 class AnswerProgress:
     """One answer so far. The times of its tokens go into the record."""
 
-    record: Record
+    record: RequestRecord
     ending: str | None = None
-    usage: Usage = field(default_factory=Usage)
+    usage: UsageFields = field(default_factory=UsageFields)
     is_done: bool = False
 
     def note(self, payload: bytes, backend: Backend, at: float) -> None:
@@ -77,7 +77,7 @@ class AnswerProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class AnswerOutcome:
     """How an answer ended, and what went wrong if it failed."""
 
     finished: Finished
@@ -93,8 +93,8 @@ class Server:
     backend: Backend
 
     async def ask(
-        self, request_id: RequestId, body: bytes, record: Record, leaves_after_s: float | None = None
-    ) -> Outcome:
+        self, request_id: RequestId, body: bytes, record: RequestRecord, leaves_after_s: float | None = None
+    ) -> AnswerOutcome:
         """Send a body and follow its answer for at most `leaves_after_s`. An error is part of the outcome."""
         answer, problem = AnswerProgress(record), ""
         try:
@@ -106,7 +106,7 @@ class Server:
             else:
                 reason, problem = FinishReason.FAILED, _explain(error)
         usage, ended_at = answer.usage, time.monotonic()
-        return Outcome(
+        return AnswerOutcome(
             Finished(
                 request_id=request_id,
                 at=ended_at,

@@ -14,7 +14,7 @@ from rota.bench.config import BenchConfig
 from rota.bench.workload import ClientQuestions, Prompt, Question, Transient, Workload
 from rota.core.errors import ConfigError
 from rota.core.ids import BASE, AdapterId, RequestId
-from rota.workload.arrivals import Ask, asks, visits
+from rota.workload.arrivals import Arrival, asks, visits
 from rota.workload.scenario import Client, Scenario, read_scenario
 from rota.workload.trace import TraceLine, read_trace
 
@@ -138,7 +138,7 @@ def _transients(config: BenchConfig, scenario: Scenario, transient_id: AdapterId
         yield Transient(visit.host, replace(question, adapter_id=transient_id), visit.stays_s)
 
 
-def _question(config: BenchConfig, name: str, ask: Ask, prefix: str) -> Question:
+def _question(config: BenchConfig, name: str, ask: Arrival, prefix: str) -> Question:
     """`prefix` names the beginning that the client's prompts share."""
     shared, own = ask.shared_tokens, ask.prompt_tokens - ask.shared_tokens
     prompt: Prompt

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from rota.bench.run import Run
+from rota.bench.run import BenchRun
 from rota.observe.picture import Colours, colours_of, draw_first_tokens, name_colours, save
 from rota.observe.summary import Recorder, spread
 from rota.observe.table import print_table, seconds
@@ -17,7 +17,7 @@ from rota.observe.table import print_table, seconds
 MOST_PROBLEMS = 10
 
 
-def report(run: Run) -> dict[str, Any]:
+def report(run: BenchRun) -> dict[str, Any]:
     """The simulator's summary, and the figures that only an HTTP client can measure."""
     return {
         **run.recorder.summary(run.workload.name_of),
@@ -41,7 +41,7 @@ def print_report(found: dict[str, Any], title: str) -> None:
 # A plot of a run shows each request's time to first token and the longest pause in its answer.
 
 
-def plot(run: Run, name: str, path: Path) -> None:
+def plot(run: BenchRun, name: str, path: Path) -> None:
     """Write a picture file. The file's ending gives its kind (.png, .svg, .pdf, .html)."""
     colours = colours_of(run.recorder)
     figure = Figure(figsize=(8.0, 6.3), layout="constrained")

@@ -23,7 +23,7 @@ from rota.observe.summary import Recorder
 
 # No repr: asyncio.run asks its task for one at the end, and the repr of a million gaps takes a minute.
 @dataclass(slots=True, repr=False)
-class Run:
+class BenchRun:
     """One workload against one server. `recorder` and `problems` hold the results."""
 
     workload: Workload
@@ -106,7 +106,7 @@ class Run:
         return None if question.adapter_id == BASE else self.workload.name_of(question.adapter_id)
 
 
-async def bench(config: BenchConfig, begin: Callable[[int], Callable[[], None]]) -> Run:
+async def bench(config: BenchConfig, begin: Callable[[int], Callable[[], None]]) -> BenchRun:
     """Run a config's workload. `begin` gets the number of requests and returns a call for each request that ends."""
     timeout = aiohttp.ClientTimeout(total=None, sock_read=config.stall_timeout_s)
     connector = aiohttp.TCPConnector(limit=0)
@@ -117,7 +117,7 @@ async def bench(config: BenchConfig, begin: Callable[[int], Callable[[], None]])
         for transient in workload.transients:
             models.path_of(workload.names[transient.host - 1])  # refuse a missing path before the run begins
         await _warm_up(config, server, models)
-        run = Run(workload, server, models, not config.disable_ignore_eos, begin(workload.requests))
+        run = BenchRun(workload, server, models, not config.disable_ignore_eos, begin(workload.requests))
         await run.ask_all()
     return run
 

@@ -19,7 +19,7 @@ from rota.core.options import build, options_of
 from rota.engine.progress import Progress
 
 if TYPE_CHECKING:
-    from rota.bench.run import Run
+    from rota.bench.run import BenchRun
 
 
 def bench_command() -> Callable[..., None]:
@@ -48,7 +48,7 @@ def bench(given: dict[str, Any]) -> None:
         raise typer.Exit(1)
 
 
-def _run(config: BenchConfig, is_quiet: bool) -> Run:
+def _run(config: BenchConfig, is_quiet: bool) -> BenchRun:
     from rota.bench.run import bench
 
     with ExitStack() as stack:
@@ -59,7 +59,7 @@ def _run(config: BenchConfig, is_quiet: bool) -> Run:
         return asyncio.run(bench(config, begin))
 
 
-def _write(config: BenchConfig, run: Run, found: dict[str, Any]) -> None:
+def _write(config: BenchConfig, run: BenchRun, found: dict[str, Any]) -> None:
     if config.json:
         Path(config.json).write_text(json.dumps(found, indent=1) + "\n", "utf-8")
     if config.output_file:

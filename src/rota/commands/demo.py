@@ -18,7 +18,7 @@ from rota.core.errors import ConfigError
 from rota.core.options import build, option, options_of
 from rota.engine.folders.builtin import CALLER, MODEL_NAME
 from rota.llm.config import ENGINE_CONFIGS
-from rota.workload.arrivals import Ask, asks
+from rota.workload.arrivals import Arrival, asks
 from rota.workload.scenario import Client
 
 PROMPTS = (
@@ -66,7 +66,7 @@ def demo_command(serve: Callable[..., None] = serve_model, followers: Collection
                 f"slots is {demo.slots} and max_loras_per_batch {slots}, but they are the same thing; give one of them."
             )
         config = chosen_engine(chosen, followers)
-        traffic = Traffic(demo.rate)
+        traffic = DemoTraffic(demo.rate)
 
         def begin(url: str) -> None:
             page = f"{url}/dashboard"
@@ -91,7 +91,7 @@ def demo_command(serve: Callable[..., None] = serve_model, followers: Collection
     )
 
 
-class Traffic:
+class DemoTraffic:
     """Sends requests for every model of the server at random moments until it is stopped, in its own threads."""
 
     def __init__(self, rate: float) -> None:
@@ -130,7 +130,7 @@ class Traffic:
             if not self._stopped.is_set():
                 self._pool.submit(self._ask, url, names[ask.adapter_id], ask)
 
-    def _ask(self, url: str, model: str, ask: Ask) -> None:
+    def _ask(self, url: str, model: str, ask: Arrival) -> None:
         prompt = PROMPTS[ask.number % len(PROMPTS)]
         body = {"model": model, "prompt": prompt, "max_tokens": ask.output_tokens, "ignore_eos": True}
         try:

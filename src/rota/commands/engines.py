@@ -19,7 +19,7 @@ from rota.runtime.patience import Patience
 from rota.runtime.process import EngineProcess
 from rota.runtime.service import Service, ServiceState
 from rota.runtime.spares import Spares
-from rota.runtime.start import Look
+from rota.runtime.start import AdapterLook
 from rota.runtime.supervisor import SupervisedService
 
 _COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
@@ -29,7 +29,7 @@ def engine_service(
     config: EngineConfig,
     server: ServerConfig,
     make_device: MakeDevice,
-    first: Look | None = None,
+    first: AdapterLook | None = None,
     blame: Blame | None = None,
 ) -> Service:
     """The service of a server, each engine in a process of its own. `first` is what the config lacks."""

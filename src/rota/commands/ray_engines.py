@@ -13,13 +13,13 @@ from rota.runtime.blame import Blame
 from rota.runtime.cluster.cluster import Cluster
 from rota.runtime.cluster.joining import chosen_address, own_versions
 from rota.runtime.cluster.records import Need, Sight, need_of, shortage
-from rota.runtime.cluster.service import ClusterService, Growth, Maker
+from rota.runtime.cluster.service import ClusterService, EngineMaker, ReplicaGrowth
 from rota.runtime.patience import Patience
 from rota.runtime.ranks.meeting import facts
 from rota.runtime.replicas.service import ReplicatedService
 from rota.runtime.routing.router import Router
 from rota.runtime.service import Service
-from rota.runtime.start import Look
+from rota.runtime.start import AdapterLook
 from rota.runtime.supervisor import SupervisedService
 
 # Machines of a cluster that has just been started come one after the other.
@@ -31,7 +31,7 @@ def ray_service(
     server: ServerConfig,
     make_device: MakeDevice,
     fit_s: float = FIT_S,
-    first: Look | None = None,
+    first: AdapterLook | None = None,
     blame: Blame | None = None,
 ) -> Service:
     """The service of a server, its replicas on the cluster. Raises ConfigError if there is none that fits."""
@@ -57,7 +57,7 @@ def ray_service(
     router = Router(replicas, has_prefix_cache=config.scheduler.enable_prefix_caching)
     if config.model.data_parallel_size == "auto":
         service = ReplicatedService(engines, router)
-        return ClusterService(service, cluster, Growth(service, cluster, need, new_replica))
+        return ClusterService(service, cluster, ReplicaGrowth(service, cluster, need, new_replica))
     return ClusterService(engines[0] if replicas == 1 else ReplicatedService(engines, router), cluster)
 
 
@@ -87,7 +87,7 @@ class Replicas:
         config: EngineConfig,
         server: ServerConfig,
         make_device: MakeDevice,
-        first: Look | None = None,
+        first: AdapterLook | None = None,
         blame: Blame | None = None,
     ) -> None:
         sharers = cluster.sight.most_on_one(need)
@@ -99,7 +99,7 @@ class Replicas:
             engine_silence_s=server.engine_silence_s, log_format=server.log_format, log_level=server.log_level
         )
         self._make_device, self._first, self._blame = make_device, first, blame
-        self._maker = Maker(
+        self._maker = EngineMaker(
             cluster=cluster,
             need=need,
             versions=own_versions(),

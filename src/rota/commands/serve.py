@@ -100,7 +100,7 @@ def _serve(
     from rota.runtime.blame import Blame, kept_beside
     from rota.runtime.early import EarlyService
     from rota.runtime.registry import Registry
-    from rota.runtime.start import Look
+    from rota.runtime.start import AdapterLook
     from rota.server.access.exposure import check_exposure
     from rota.server.door.door import Door
     from rota.server.door.port import hold_metrics_port, hold_port
@@ -117,7 +117,7 @@ def _serve(
     registry = Registry(server.served_model_name or _model_name(asked_path, folder), str(folder))
     entries = first_adapters(config)
     resolver_prefix = prefix_for(config.lora)
-    first = Look(partial(first_of, config, entries))
+    first = AdapterLook(partial(first_of, config, entries))
     config = told_later(config)
     blame = Blame(kept_beside(server.api_key_file))
     # The engine starts, and the server gets ready beside it: thousands of adapters must not keep the engine waiting.
@@ -176,7 +176,7 @@ def _listen(start: _Start) -> None:
     from rota.server.app import create_app
     from rota.server.listen import listen
     from rota.server.metrics import MetricsPort
-    from rota.server.resolver import Elsewhere
+    from rota.server.resolver import NameLookup
     from rota.text.tokenizer import Tokenizer
 
     config, server, keys, registry = start.config, start.server, start.keys, start.registry
@@ -203,7 +203,7 @@ def _listen(start: _Start) -> None:
         enders=start.enders,
         companions=[KeyWatch(start.source, access.replace_keys).run] if start.source.path else (),
         has_grammars=True,
-        elsewhere=Elsewhere(Locating(locator_for(config.lora)), start.resolver_prefix),
+        elsewhere=NameLookup(Locating(locator_for(config.lora)), start.resolver_prefix),
     )
     feed.routes = lambda: app.state.traffic.routes
     install_dashboard(app, Viewers(feed, service.send), access.operator_of, server.journal_dir)

@@ -30,8 +30,8 @@ from rota.core.ids import BASE, AdapterId, EngineId, RequestId
 from rota.dashboard.frame import AdapterRow, EngineFrame, Frame, TargetRow
 from rota.dashboard.lanes import Lanes
 from rota.dashboard.tenants import Tenants, Trouble
-from rota.dashboard.window import SPANS_S, Span, Window, bucket_of
-from rota.runtime.service import Phase, ServiceState
+from rota.dashboard.window import SPANS_S, ChartWindow, Span, bucket_of
+from rota.runtime.service import ServicePhase, ServiceState
 
 # ── standings ───────────────────────────────────────────────────────────────────────────────────────────────────────
 # Standings of the same adapter on several engines become one, as the page shows an adapter once.
@@ -61,7 +61,7 @@ def _together(one: AdapterStanding, other: AdapterStanding) -> AdapterStanding:
 # Where an adapter lies that is in no slot: in host memory, on its way there, on disk, or at its source.
 
 
-class Whereabouts:
+class AdapterWhereabouts:
     """Follows reads and drops of every engine. An adapter that was never read takes no memory."""
 
     def __init__(self) -> None:
@@ -146,7 +146,7 @@ class OpenRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class AlreadySent:
     """How much a reader has already been sent."""
 
     tenures: int = 0
@@ -168,10 +168,10 @@ class Feed:
         self._loaded = loaded
         self._others = others
         self.routes: Callable[[], Iterable[RouteView]] = tuple  # the server sets it, once it has traffic
-        self._whereabouts = Whereabouts()
+        self._whereabouts = AdapterWhereabouts()
         self._state = state
         self._open: dict[RequestId, OpenRequest] = {}
-        self._window = Window()
+        self._window = ChartWindow()
         self._lanes = Lanes()
         self._tenants = Tenants()
         self._trouble = Trouble()
@@ -215,14 +215,16 @@ class Feed:
     def advance(self, now: float) -> None:
         """Drop what is too old to show at `now`, and the state of engines that are gone."""
         for engine in self._state().engines:
-            if engine.phase in (Phase.STARTING, Phase.DOWN):
+            if engine.phase in (ServicePhase.STARTING, ServicePhase.DOWN):
                 self._lanes.clear(now, engine.engine_id)
                 self._whereabouts.clear(engine.engine_id)
                 self._inspected.pop(engine.engine_id, None)
         self._window.roll(now)
         self._lanes.forget(now)
 
-    def frame(self, now: float, seen: Seen, may_load: bool = False, window_s: int = SPANS_S[0]) -> tuple[Frame, Seen]:
+    def frame(
+        self, now: float, seen: AlreadySent, may_load: bool = False, window_s: int = SPANS_S[0]
+    ) -> tuple[Frame, AlreadySent]:
         """The frame for a reader, and what that reader has seen after it. Call `advance` first."""
         state, inspected = self._state(), self._inspected.values()
         span = self._window.spans[window_s]
@@ -255,7 +257,7 @@ class Feed:
             gap=span.gap,
             step=span.step,
             residents=self._lanes.residents,
-            is_whole=seen == Seen(),
+            is_whole=seen == AlreadySent(),
             tenures=tuple(self._lanes.since(seen.tenures)),
             drains=self._lanes.drains,
             adapters=rows,
@@ -268,7 +270,7 @@ class Feed:
             restarts_total=self._trouble.restarts_total,
             charts=self._window.charts(window_s) if seen.charts != self._window.closed else None,
         )
-        return frame, Seen(self._lanes.ended, self._window.closed)
+        return frame, AlreadySent(self._lanes.ended, self._window.closed)
 
     def _note_step(self, event: Produced) -> None:
         self._window.roll(event.at)

@@ -33,7 +33,7 @@ class Tenure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drain:
+class DrainShown:
     """One adapter lets its requests end and takes few new ones, so that another adapter gets its slot."""
 
     victim: AdapterId
@@ -159,7 +159,7 @@ class Frame:
     residents: tuple[Tenure, ...]
     is_whole: bool  # `tenures` holds the whole last minute, not only the new ones
     tenures: tuple[Tenure, ...]
-    drains: tuple[Drain, ...]
+    drains: tuple[DrainShown, ...]
     adapters: tuple[AdapterRow, ...]
     unlisted: int  # adapters that have no row
     targets: tuple[TargetRow, ...]  # empty if all names mean one version

@@ -9,7 +9,7 @@ from itertools import islice
 
 from rota.core.events import DrainChanged, DrainState, SlotChanged, SlotState
 from rota.core.ids import BASE, AdapterId, EngineId, Slot
-from rota.dashboard.frame import Drain, Tenure
+from rota.dashboard.frame import DrainShown, Tenure
 
 KEPT_S = 65.0  # a little more than the page shows
 # A limit for any number of slots: 32 slots that change adapters ten times a second reach it in 30 seconds.
@@ -24,8 +24,8 @@ class Lanes:
         self.ended = 0
         self._residents: dict[tuple[EngineId, Slot], Tenure] = {}
         self._past: deque[Tenure] = deque(maxlen=MOST_TENURES)
-        self._drains: dict[tuple[EngineId, AdapterId], Drain] = {}  # by victim
-        self._past_drains: deque[Drain] = deque(maxlen=MOST_DRAINS)
+        self._drains: dict[tuple[EngineId, AdapterId], DrainShown] = {}  # by victim
+        self._past_drains: deque[DrainShown] = deque(maxlen=MOST_DRAINS)
 
     @property
     def residents(self) -> tuple[Tenure, ...]:
@@ -43,7 +43,7 @@ class Lanes:
         return ready.__contains__
 
     @property
-    def drains(self) -> tuple[Drain, ...]:
+    def drains(self) -> tuple[DrainShown, ...]:
         return (*self._past_drains, *self._drains.values())
 
     def change_slot(self, event: SlotChanged) -> None:
@@ -70,7 +70,7 @@ class Lanes:
         if drain := self._drains.pop(victim, None):
             self._past_drains.append(replace(drain, state=event.state, ended_at=event.at))
         if event.state is DrainState.STARTED:
-            self._drains[victim] = Drain(
+            self._drains[victim] = DrainShown(
                 victim=event.victim,
                 beneficiary=event.beneficiary,
                 state=event.state,
@@ -88,7 +88,7 @@ class Lanes:
 
     def forget(self, now: float) -> None:
         """Drop tenures and drains that ended too long ago to be shown."""
-        pasts: tuple[deque[Tenure] | deque[Drain], ...] = (self._past, self._past_drains)
+        pasts: tuple[deque[Tenure] | deque[DrainShown], ...] = (self._past, self._past_drains)
         for past in pasts:
             while past and (past[0].ended_at or 0.0) < now - KEPT_S:
                 past.popleft()

@@ -18,9 +18,9 @@ from starlette.exceptions import HTTPException
 
 from rota.core.errors import Fault, FaultCode, RequestError
 from rota.core.messages import Inspect
-from rota.dashboard.feed import Feed, Seen
+from rota.dashboard.feed import AlreadySent, Feed
 from rota.dashboard.window import SPANS_S
-from rota.runtime.service import Phase
+from rota.runtime.service import ServicePhase
 
 # ── stream ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 # A stream sends four frames a second to one reader; a slow reader gets fewer, and always the newest.
@@ -47,14 +47,14 @@ class Viewers:
         """
         self.count += 1
         try:
-            seen = Seen()
+            seen = AlreadySent()
             while is_admitted():
                 self._inspect()
                 now = time.monotonic()
                 self._feed.advance(now)
                 frame, seen = self._feed.frame(now, seen, may_load, window_s)
                 yield b"data: " + msgspec.json.encode(frame) + b"\n\n"
-                if frame.phase == Phase.STOPPED:
+                if frame.phase == ServicePhase.STOPPED:
                     return
                 await asyncio.sleep(FRAME_S)
         finally:

@@ -176,7 +176,7 @@ def _count_each(whole: Counter[Kind], part: Counter[Kind], sign: int) -> None:
             del whole[kind]
 
 
-class Window:
+class ChartWindow:
     """`open` counts the present. Closed bins become points of the charts, and parts of the spans."""
 
     def __init__(self) -> None:

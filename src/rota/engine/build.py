@@ -29,8 +29,8 @@ from rota.engine.lora.base import BaseEnds, BaseMatrices
 from rota.engine.lora.embed_head import EndBank, Ends, TorchEnds, matrix_bytes
 from rota.engine.lora.files.brought import Brought
 from rota.engine.lora.files.checks import HeaderCheck
-from rota.engine.lora.files.outline import Ask, answer
-from rota.engine.lora.growth import Growth
+from rota.engine.lora.files.outline import Inquire, answer
+from rota.engine.lora.growth import SlotGrowth
 from rota.engine.lora.layout import annex_rows
 from rota.engine.lora.loader import checkpoint_reader
 from rota.engine.lora.reference import StackedProjector, add_trimmed, project_with_lora
@@ -39,8 +39,8 @@ from rota.engine.ops import reference
 from rota.engine.ops.cpu import CPUOperations
 from rota.engine.ops.protocol import Operations
 from rota.engine.parallel.gpu_group import join
-from rota.engine.parallel.group import ONE_RANK, Group
-from rota.engine.step.frames import DECODE_STEP, Prompts
+from rota.engine.parallel.group import ONE_RANK, RankGroup
+from rota.engine.step.frames import DECODE_STEP, PromptRoom
 from rota.engine.trials import StageRecorder, Trials
 from rota.engine.weights.load import Weights, dummy_weights, load_weights
 from rota.engine.weights.makers import EightBitFloats
@@ -51,14 +51,14 @@ from rota.sources.sources import sources_at
 
 
 class Precompiles(Protocol):
-    def precompile(self, prompts: Prompts) -> None: ...
+    def precompile(self, prompts: PromptRoom) -> None: ...
 
     def close(self) -> None: ...
 
 
 @contextmanager
 def precompiled(
-    build: Callable[[], Precompiles], prompts: Prompts, stage: StageRecorder | None = None
+    build: Callable[[], Precompiles], prompts: PromptRoom, stage: StageRecorder | None = None
 ) -> Iterator[None]:
     """Compile in a thread beside the body; ends when both have ended. Triton keeps compiled kernels on disk too."""
     failures: list[Exception] = []
@@ -94,11 +94,11 @@ FEW_BLOCKS = 16
 @torch.inference_mode()
 def build_engine(
     config: EngineConfig,
-    group: Group | None = None,
+    group: RankGroup | None = None,
     choices: Choices | None = None,
     stage: StageRecorder | None = None,
     trials: Trials | None = None,
-    ask: Ask = answer,
+    ask: Inquire = answer,
 ) -> Engine:
     """Read a model folder and return an engine that is ready for its first plan.
 
@@ -112,7 +112,7 @@ def build_engine(
         chosen = choices or choose(config)
         group = group or join(config.rank, config.model.tensor_parallel_size, chosen.device, config.meeting)
         chosen = chosen.with_bank(choose_bank(config, chosen, _cache_shape(config, chosen), group))
-    prompts = Prompts(config.scheduler.chunked_prefill_size, chosen.is_light)
+    prompts = PromptRoom(config.scheduler.chunked_prefill_size, chosen.is_light)
     one_layer = functools.partial(_one_layer, config, chosen)
     with precompiled(one_layer, prompts, stage) if chosen.has_graphs else nullcontext(), stage("weights"):
         weights = _weights(config, chosen)
@@ -133,7 +133,7 @@ def build_engine(
     return engine
 
 
-def _blocks(config: EngineConfig, chosen: Choices, weights: Weights, adapters: Adapters, group: Group) -> int:
+def _blocks(config: EngineConfig, chosen: Choices, weights: Weights, adapters: Adapters, group: RankGroup) -> int:
     """How many KV blocks fit beside the weights and the bank, on the rank with least memory."""
     taken = weights.size_bytes + adapters.bank.size_bytes
     memory = device_memory(chosen.device, taken, replicas=sharers(config))
@@ -167,7 +167,7 @@ def _assemble(
     weights: Weights,
     adapters: Adapters,
     blocks: int,
-    group: Group = ONE_RANK,
+    group: RankGroup = ONE_RANK,
 ) -> Engine:
     spec, shape = chosen.spec, _cache_shape(config, chosen)
     model = make_model(spec, weights, Kernels(*_kernels(chosen), adapters.project, group, ends=adapters.ends))
@@ -209,7 +209,7 @@ def _cache_shape(config: EngineConfig, chosen: Choices) -> CacheShape:
     return CacheShape(spec.layers, spec.kv_heads, spec.head_dim, config.cache.kv_block_size, chosen.cache_dtype)
 
 
-def _adapters(config: EngineConfig, chosen: Choices, weights: Weights, ask: Ask) -> Adapters:
+def _adapters(config: EngineConfig, chosen: Choices, weights: Weights, ask: Inquire) -> Adapters:
     """The bank, the loader and the projector. The bank is made first; the KV cache takes the memory that is left."""
     lora, size, growth = config.lora, chosen.bank, _growth(chosen)
     bank = Bank(
@@ -236,12 +236,12 @@ def _adapters(config: EngineConfig, chosen: Choices, weights: Weights, ask: Ask)
     return FarAdapters(bank, read, project, rows, overlaps, chosen.shard.size, check, ends)
 
 
-def _growth(chosen: Choices) -> Growth | None:
+def _growth(chosen: Choices) -> SlotGrowth | None:
     """Ranks would have to grow in the same step: they have what their first adapters need."""
     if chosen.shard.size > 1:
         return None
     size, rank = chosen.bank, chosen.bank.rank
-    return Growth(
+    return SlotGrowth(
         size.extras,
         lambda extras: size.slots * extra_bytes(chosen, extras, rank),
         functools.partial(free_memory, chosen.device),

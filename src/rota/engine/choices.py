@@ -27,8 +27,8 @@ from rota.engine.kv_cache import DEFAULT_FRACTION, SENSIBLE_TOKENS, CacheShape, 
 from rota.engine.lora.bank import pays_staging, slot_bytes
 from rota.engine.lora.bank_size import (
     NO_BANK,
+    BankRoom,
     BankSize,
-    Room,
     bytes_beside_kv,
     choose_matrices,
     choose_pages,
@@ -46,11 +46,11 @@ from rota.engine.lora.packing import unturned_bytes
 from rota.engine.lora.trims import trim_bytes
 from rota.engine.model.sites import site_shapes
 from rota.engine.model.spec import ModelSpec
-from rota.engine.parallel.group import Group
+from rota.engine.parallel.group import RankGroup
 from rota.engine.parallel.shard import WHOLE, Shard
 from rota.engine.precision import choose_dtype, choose_maker
 from rota.engine.quantised.files import GroupsFile
-from rota.engine.quantised.maker import Maker
+from rota.engine.quantised.maker import MatrixMaker
 from rota.engine.weights.layouts.table import read_layout
 from rota.engine.weights.load import weight_bytes
 from rota.engine.weights.makers import EightBitFloats
@@ -71,7 +71,7 @@ class Choices:
     device: torch.device
     dtype: torch.dtype
     cache_dtype: torch.dtype  # of keys and values
-    maker: Maker | None  # of matrices in few bits
+    maker: MatrixMaker | None  # of matrices in few bits
     backend: str
     lora_backend: str
     has_graphs: bool
@@ -147,7 +147,7 @@ def _memory_with_weights(
     device: torch.device,
     replicas: int = 1,
     shard: Shard = WHOLE,
-    maker: Maker | None = None,
+    maker: MatrixMaker | None = None,
 ) -> DeviceMemory:
     """The device's memory once the weights are loaded."""
     size = weight_bytes(spec, dtype, shard, maker)
@@ -166,7 +166,7 @@ def _memory_with_weights(
 # All ranks of an engine agree on one bank: rank 0 knows the adapters at the start, and the least memory decides.
 
 
-def choose_bank(config: EngineConfig, chosen: Choices, shape: CacheShape, group: Group) -> BankSize:
+def choose_bank(config: EngineConfig, chosen: Choices, shape: CacheShape, group: RankGroup) -> BankSize:
     """The bank of every rank; waits for all ranks. Raises ConfigError if it does not fit."""
     assert config.first is not None, "the engine waited for it before it was built"
     first = _of_rank_0(config.first, group)
@@ -201,7 +201,7 @@ def choose_bank(config: EngineConfig, chosen: Choices, shape: CacheShape, group:
     )
 
 
-def _of_rank_0(first: FirstAdapters, group: Group) -> FirstAdapters:
+def _of_rank_0(first: FirstAdapters, group: RankGroup) -> FirstAdapters:
     """Only rank 0 loads the adapters to start with: under torchrun the others may have been told of none."""
     told = {name: number if group.rank == 0 else sys.maxsize for name, number in asdict(first).items()}
     return FirstAdapters(**{name: group.least(number) for name, number in told.items()})
@@ -219,12 +219,12 @@ def extra_bytes(chosen: Choices, extras: Extra, rank: int) -> int:
     return trims + end_bytes(spec, tokens.end - tokens.first, rank, chosen.dtype, extras)
 
 
-def _room(config: EngineConfig, chosen: Choices, shape: CacheShape, rank: int, stage: int = 1) -> Room:
+def _room(config: EngineConfig, chosen: Choices, shape: CacheShape, rank: int, stage: int = 1) -> BankRoom:
     """For places of this rank; a staging buffer is as large as `stage` of them."""
     spec, dtype, device, memory = chosen.spec, chosen.dtype, chosen.device, chosen.memory
     fraction = config.cache.mem_fraction_static or DEFAULT_FRACTION[device.type]
     tokens = config.scheduler.max_running_requests * min(spec.context_length, SENSIBLE_TOKENS)
-    return Room(
+    return BankRoom(
         place_bytes=slot_bytes(spec, rank, dtype),
         more=stage if pays_staging(spec, rank, dtype, device) else 0,
         memory=memory,

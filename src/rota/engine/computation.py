@@ -14,9 +14,9 @@ from rota.engine.device import send
 from rota.engine.kv_cache import KVCache
 from rota.engine.lora.adapters import Adapters
 from rota.engine.model.protocol import Model
-from rota.engine.sampling.vocabulary import Vocabulary
+from rota.engine.sampling.vocabulary import RankVocabulary
 from rota.engine.step.device_step import Groups, LoraBatch
-from rota.engine.step.frames import Frame, Numbers, StepInputs, frame_of
+from rota.engine.step.frames import Numbers, StepFrame, StepInputs, frame_of
 from rota.engine.step.graphs import GraphCapture, Kind, StepGraphs
 from rota.engine.step.inputs import PackedStep, Rows
 from rota.engine.step.results import Computed
@@ -37,7 +37,7 @@ class Computation:
     """The model over rows, cache and adapters: a graph's replay where a graph holds the step, kernel by kernel else."""
 
     def __init__(
-        self, model: Model, rows: Rows, cache: KVCache, adapters: Adapters | None, vocabulary: Vocabulary
+        self, model: Model, rows: Rows, cache: KVCache, adapters: Adapters | None, vocabulary: RankVocabulary
     ) -> None:
         self._model = model
         self._vocabulary = vocabulary
@@ -46,7 +46,7 @@ class Computation:
         self._adapters = adapters
         self.graphs: StepGraphs | None = None  # until `capture`
 
-    def run(self, plan: StepPlan) -> tuple[Frame, Computed] | None:
+    def run(self, plan: StepPlan) -> tuple[StepFrame, Computed] | None:
         """Take down the plan's seats and grants, then compute its step in a frame; None if the plan has no tokens."""
         graph_frame = self.graphs.frame_for(plan, self._has_adapters(plan)) if self.graphs is not None else None
         packed = self._rows.accept(plan, graph_frame or frame_of(plan))
@@ -61,7 +61,7 @@ class Computation:
     def compute(
         self,
         inputs: Tensor,
-        frame: Frame,
+        frame: StepFrame,
         has_adapters: bool,
         logits: Tensor | None = None,
         host: HostInputs | None = None,
@@ -90,7 +90,7 @@ class Computation:
         if self.graphs is not None:
             self.graphs.forget(has_adapters=True)
 
-    def padding(self, frame: Frame, has_adapters: bool) -> Numbers:
+    def padding(self, frame: StepFrame, has_adapters: bool) -> Numbers:
         """The inputs of a step in which every row is padding."""
         packed = self._rows.accept(StepPlan(step_id=0), frame)
         if not has_adapters:
@@ -126,7 +126,7 @@ class Computation:
         line = np.concatenate([packed.line, numbers, head])
         return HostInputs(line, True, groups=groups, head_groups=head_groups)
 
-    def _batches(self, inputs: Tensor, frame: Frame, host: HostInputs | None) -> tuple[LoraBatch, LoraBatch | None]:
+    def _batches(self, inputs: Tensor, frame: StepFrame, host: HostInputs | None) -> tuple[LoraBatch, LoraBatch | None]:
         """Of the step's tokens, and for the head of the rows that sample; None if no adapter has factors there."""
         assert self._adapters is not None
         of_tokens, of_rows = (self._adapters.frame(count) for count in (frame.tokens, frame.decodes + frame.sampled))

@@ -18,14 +18,14 @@ from torch import Tensor
 
 from rota.core.plan import NO_CHOICE, NO_TOKEN, Seat, StepPlan, StepResult
 from rota.engine.model.protocol import Model
-from rota.engine.parallel.group import Group
+from rota.engine.parallel.group import RankGroup
 from rota.engine.sampling.guides import Guidance, Guides
 from rota.engine.sampling.masks import Masks
 from rota.engine.sampling.sampler import Sampler
 from rota.engine.sampling.scores import pool, score, tokens_at_once
-from rota.engine.sampling.vocabulary import Vocabulary
+from rota.engine.sampling.vocabulary import RankVocabulary
 from rota.engine.step.device_step import LoraBatch
-from rota.engine.step.frames import Frame
+from rota.engine.step.frames import StepFrame
 from rota.engine.step.inputs import Rows
 from rota.engine.step.results import Computed, Sampled, copy_to_host
 from rota.engine.ticket import Ticket
@@ -35,11 +35,11 @@ NO_GUIDANCE = Guidance(None, ())
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class DrawnStep:
     """A step whose logits are computed, or will be."""
 
     plan: StepPlan
-    frame: Frame
+    frame: StepFrame
     computed: Computed
     lost: list[int]  # positions of rows whose adapter could not be copied: the base model alone has computed them
 
@@ -51,9 +51,9 @@ class Drawing:
         self,
         model: Model,
         rows: Rows,
-        vocabulary: Vocabulary,
+        vocabulary: RankVocabulary,
         sampler: Sampler,
-        group: Group,
+        group: RankGroup,
         batch_of: Callable[[NDArray[np.int64]], LoraBatch | None] = lambda _: None,
     ) -> None:
         self._model = model
@@ -65,7 +65,7 @@ class Drawing:
         self._device = rows.newest_token.device
         self._scored_at_once = tokens_at_once(vocabulary.size)
         self.guides = Guides(vocabulary.size, self._device)
-        self._undrawn: tuple[Ticket, Step] | None = None
+        self._undrawn: tuple[Ticket, DrawnStep] | None = None
 
     def warm_up(self, dtype: torch.dtype) -> None:
         """Compile what only some requests need; `dtype` is that of logits."""
@@ -76,7 +76,7 @@ class Drawing:
         if self._group.rank == 0:
             self.guides.seat(seats)
 
-    def begin(self, step: Step | None) -> Ticket:
+    def begin(self, step: DrawnStep | None) -> Ticket:
         """The ticket of a step that was just launched; None has no tokens."""
         assert self._undrawn is None, "the step before the last is collected before the next begins"
         if step is None:
@@ -104,7 +104,7 @@ class Drawing:
             self._draw_step(*undrawn)
         return result
 
-    def _draw_step(self, ticket: Ticket, step: Step) -> None:
+    def _draw_step(self, ticket: Ticket, step: DrawnStep) -> None:
         rows = len(step.plan.sampled_rows)
         guidance = self.guides.guidance(ticket.guided, rows) if ticket.guided else NO_GUIDANCE
         sampled = self._read(step, self._sample(step, guidance.masks))
@@ -113,7 +113,7 @@ class Drawing:
             sampled = replace(sampled, tokens=sampled.tokens.index_fill(0, lost, NO_TOKEN))
         ticket.complete(copy_to_host(sampled, self._device), guidance.faults)
 
-    def _sample(self, step: Step, masks: Masks | None) -> Sampled:
+    def _sample(self, step: DrawnStep, masks: Masks | None) -> Sampled:
         """The tokens of the plan's rows: as computed if all are greedy, else as each row's request asks."""
         computed, frame = step.computed, step.frame
         host_rows = np.array(step.plan.sampled_rows, np.int64)
@@ -142,7 +142,7 @@ class Drawing:
         sampled = self._sampler.sample(logits, rows, lengths, host_rows, masks)
         return replace(sampled, tokens=self._group.tokens(sampled.tokens))
 
-    def _read(self, step: Step, sampled: Sampled) -> Sampled:
+    def _read(self, step: DrawnStep, sampled: Sampled) -> Sampled:
         """What the hidden states of prompts tell, if it was asked for."""
         plan, hidden = step.plan, step.computed.hidden
         if not (plan.scorings or plan.pools):
@@ -158,7 +158,7 @@ class Drawing:
         return self._vocabulary.whole(self._model.logits(hidden, lora=self._batch_of(rows)))
 
 
-def _in_plan(framed: Tensor, decodes: int, frame: Frame, chunks: int) -> Tensor:
+def _in_plan(framed: Tensor, decodes: int, frame: StepFrame, chunks: int) -> Tensor:
     """The plan's rows of a frame's results: its decodes come first; its chunks lie behind the frame's last decode."""
     if not chunks:
         return framed[:decodes]

@@ -21,18 +21,18 @@ from rota.core.request import SamplingParams
 from rota.core.stages import Stage
 from rota.engine.computation import Computation
 from rota.engine.cpu.threads import Threads
-from rota.engine.drawing import Drawing, Step
+from rota.engine.drawing import Drawing, DrawnStep
 from rota.engine.kv_cache import KVCache
 from rota.engine.lora.adapters import Adapters
 from rota.engine.model.protocol import Model
 from rota.engine.model.spec import ModelSpec
-from rota.engine.parallel.group import ONE_RANK, Group
+from rota.engine.parallel.group import ONE_RANK, RankGroup
 from rota.engine.parallel.shard import WHOLE, Shard
 from rota.engine.progress import tell_progress, tracked
 from rota.engine.sampling.sampler import Sampler
-from rota.engine.sampling.vocabulary import Vocabulary
+from rota.engine.sampling.vocabulary import RankVocabulary
 from rota.engine.step.device_step import LoraBatch
-from rota.engine.step.frames import MOST_CHUNKS, Frame, Prompts, decode_frames, mixed_frames
+from rota.engine.step.frames import MOST_CHUNKS, PromptRoom, StepFrame, decode_frames, mixed_frames
 from rota.engine.step.graphs import Kind
 from rota.engine.step.inputs import Rows
 from rota.engine.ticket import Ticket
@@ -53,7 +53,7 @@ class Engine:
         cache: KVCache,
         capacity: Capacity,
         adapters: Adapters | None = None,
-        group: Group = ONE_RANK,
+        group: RankGroup = ONE_RANK,
         shard: Shard = WHOLE,
     ) -> None:
         self.spec = spec
@@ -65,7 +65,7 @@ class Engine:
         pages = -(-capacity.max_sequence_tokens // capacity.block_size)
         self._rows = Rows(capacity.rows, pages, capacity.block_size, cache.scratch_block, self._device)
         self._group = group
-        self._vocabulary = Vocabulary(spec.vocab_size, group, shard)
+        self._vocabulary = RankVocabulary(spec.vocab_size, group, shard)
         self._computation = Computation(model, self._rows, cache, adapters, self._vocabulary)
         sampler = Sampler(capacity.rows, spec.vocab_size, self._device, draws=group.rank == 0)
         self._drawing = Drawing(model, self._rows, self._vocabulary, sampler, group, self._batch_of)
@@ -101,7 +101,7 @@ class Engine:
         if ran is None:
             return self._drawing.begin(None)
         lost = self._adapters.lost(plan.sampled_rows) if self._adapters is not None else []
-        return self._drawing.begin(Step(plan, *ran, lost))
+        return self._drawing.begin(DrawnStep(plan, *ran, lost))
 
     def _batch_of(self, rows: NDArray[np.int64]) -> LoraBatch | None:
         return None if self._adapters is None else self._adapters.batch_of(rows)
@@ -123,7 +123,7 @@ class Engine:
     # ── before the first step ────────────────────────────────────────────────────────────────────────────────────
 
     @torch.inference_mode()
-    def capture(self, prompts: Prompts, quiet: bool = False, stage: StageRecorder | None = None) -> None:
+    def capture(self, prompts: PromptRoom, quiet: bool = False, stage: StageRecorder | None = None) -> None:
         """Replay steps as CUDA graphs from now on; the attention must not read lengths on the host.
 
         Those of decodes are captured here, and all of them if there are other ranks: those capture at the same time.
@@ -147,7 +147,7 @@ class Engine:
         return graphs is not None and graphs.capture_next()
 
     @torch.inference_mode()
-    def precompile(self, prompts: Prompts) -> None:
+    def precompile(self, prompts: PromptRoom) -> None:
         """Compile every kernel: compute a step in every frame, and the first steps of a request."""
         for frame, has_adapters in self._kinds(prompts):
             inputs = torch.from_numpy(self._computation.padding(frame, has_adapters)).to(self._device)
@@ -202,13 +202,13 @@ class Engine:
         """How long a decode step of `tokens` tokens takes on a CPU with `threads` threads."""
         tell_progress("Timing steps")
         torch.set_num_threads(threads)
-        frame = Frame(tokens)
+        frame = StepFrame(tokens)
         inputs = torch.from_numpy(self._computation.padding(frame, has_adapters=False))
         started_at = time.perf_counter()
         self._computation.compute(inputs, frame, has_adapters=False)
         return time.perf_counter() - started_at
 
-    def _kinds(self, prompts: Prompts) -> list[Kind]:
+    def _kinds(self, prompts: PromptRoom) -> list[Kind]:
         """Of the steps that are worth a graph, the largest first: the smaller ones then fit into the pool's memory."""
         rows, has_bank = self.capacity.rows, self._adapters is not None
         kinds = [

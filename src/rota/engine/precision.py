@@ -13,7 +13,7 @@ from rota.core.errors import ConfigError
 from rota.engine.cpu.processor import Processor, do_without_onednn, slowdown
 from rota.engine.model.spec import DTYPES
 from rota.engine.quantised.files import GroupsFile
-from rota.engine.quantised.maker import Maker
+from rota.engine.quantised.maker import MatrixMaker
 from rota.engine.quantised.matrices import FourBit, Kind
 from rota.engine.weights.layouts.layout import Layout
 from rota.engine.weights.makers import EightBitFloats, FourBitCodes, FourBitGroups
@@ -112,7 +112,7 @@ def choose_maker(
     dtype: torch.dtype,
     processor: Processor,
     capability: Capability | None,
-) -> Maker | None:
+) -> MatrixMaker | None:
     """Who makes the layers' matrices; None if they have the model's precision. A CPU has no `capability`."""
     if config.quantization == "fp8":
         _refuse_float8(layout, capability)
@@ -121,7 +121,9 @@ def choose_maker(
     return _on_gpu(config, layout, dtype, capability)
 
 
-def _on_gpu(config: ModelConfig, layout: Layout | None, dtype: torch.dtype, capability: Capability) -> Maker | None:
+def _on_gpu(
+    config: ModelConfig, layout: Layout | None, dtype: torch.dtype, capability: Capability
+) -> MatrixMaker | None:
     asked = config.quantization
     if asked == "int4" and (layout is None or layout.bits == 8):
         raise _no_int4(layout)
@@ -140,7 +142,7 @@ def _on_gpu(config: ModelConfig, layout: Layout | None, dtype: torch.dtype, capa
 
 def _on_cpu(
     config: ModelConfig, layout: Layout | None, groups: GroupsFile, dtype: torch.dtype, processor: Processor
-) -> Maker | None:
+) -> MatrixMaker | None:
     """Four bits that a folder stores count like those of the built-in model; eight-bit floats become plain."""
     is_stored = layout is not None and layout.bits == 4
     kind = choose_quantization(config, groups.is_there or is_stored, torch.device("cpu"), processor)

@@ -333,7 +333,7 @@ def library_schema(schema: Mapping[str, Any] | bool, param: str) -> dict[str, An
     if schema is False:
         raise refusal(param, (), "no answer meets the schema false.")
     kept = {} if schema is True else copy.deepcopy(dict(schema))
-    read = _Reader(kept, param)
+    read = _SchemaChecker(kept, param)
     for place, one in read.root.reached():
         read.check(place, one)
     if (stuck := endless_place(read.root)) is not None:
@@ -341,7 +341,7 @@ def library_schema(schema: Mapping[str, Any] | bool, param: str) -> dict[str, An
     return {**kept, "x-guidance": _OPTIONS}
 
 
-class _Reader:
+class _SchemaChecker:
     """Checks the schemas of a root, one by one."""
 
     def __init__(self, schema: dict[str, Any], param: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rota.core.errors import AdapterError, BusyError
 from rota.engine.lora.files.outline import answer
-from rota.runtime.room.job import Bounds, Kind, Outcome
+from rota.runtime.room.job import JobOutcome, Kind, QueueBounds
 from rota.runtime.room.room import FullError, Room
 
 
@@ -19,8 +19,8 @@ ADAPTER = Kind(
     wall_s=20.0,
     cpu_s=1.0,
     memory_bytes=1 << 30,
-    of_key=Bounds(64, 1 << 30),
-    of_all=Bounds(256, 2 << 30),
+    of_key=QueueBounds(64, 1 << 30),
+    of_all=QueueBounds(256, 2 << 30),
 )
 
 
@@ -48,21 +48,21 @@ class AdapterRoom:
                 reply = self._room.submit(key, ADAPTER, question).result()
             except FullError:
                 raise BusyError("Too many adapters wait to be read; try again in a second.") from None
-            if reply.outcome is not Outcome.DIED:
+            if reply.outcome is not JobOutcome.DIED:
                 break
         match reply.outcome:
-            case Outcome.DONE:
+            case JobOutcome.DONE:
                 return reply.content
-            case Outcome.TOO_LONG:
+            case JobOutcome.TOO_LONG:
                 raise AdapterError(
                     f"The adapter's config and headers took more than {ADAPTER.cpu_s:g} second of processor time to "
                     "read. Make the patterns of its adapter_config.json simpler."
                 )
-            case Outcome.TOO_LARGE:
+            case JobOutcome.TOO_LARGE:
                 raise AdapterError("The adapter's config and headers take too much memory to read.")
-            case Outcome.FAILED:
+            case JobOutcome.FAILED:
                 raise RuntimeError(reply.content.decode())
-            case Outcome.OVERDUE:
+            case JobOutcome.OVERDUE:
                 raise BusyError("The machine is too busy to read the adapter's config; load the adapter again.")
             case _:
                 raise BusyError("The process that reads adapters ended; load the adapter again.")

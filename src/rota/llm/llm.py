@@ -37,7 +37,7 @@ from rota.runtime.seeds import seeded
 from rota.scheduler import Scheduler
 from rota.sources.source import NothingError
 from rota.text.chat import ChatMessage
-from rota.text.stream import PLAIN_TEXT, Piece, TextStream
+from rota.text.stream import PLAIN_TEXT, TextPiece, TextStream
 from rota.text.tokenizer import Tokenizer
 
 # ── completion ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -71,7 +71,7 @@ class PartialCompletion:
     is_stopped: bool = False
     ending: Finished | None = None
 
-    def push(self, token: int, logprobs: TokenLogprobs | None) -> Piece:
+    def push(self, token: int, logprobs: TokenLogprobs | None) -> TextPiece:
         piece = self.stream.push((token,))
         self.text += piece.text
         self.is_stopped = piece.is_stopped

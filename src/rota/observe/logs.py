@@ -113,13 +113,13 @@ def set_up_logs(form: LogFormat, level: LogLevel, is_quiet: bool = False) -> log
 
     With JSON, also what Python itself would print: warnings, and uncaught errors.
     """
-    handler = _Lines()
+    handler = _LogLines()
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
     logger, root = logging.getLogger("rota"), logging.getLogger()
     logger.handlers = [handler]
     logger.propagate = False
     logger.setLevel(max(logging.getLevelNamesMapping()[level.upper()], logging.WARNING if is_quiet else 0))
-    root.handlers = [handler, *(other for other in root.handlers if not isinstance(other, _Lines))]
+    root.handlers = [handler, *(other for other in root.handlers if not isinstance(other, _LogLines))]
     if form == "json":
         logging.captureWarnings(True)
         sys.excepthook = _log_uncaught
@@ -128,7 +128,7 @@ def set_up_logs(form: LogFormat, level: LogLevel, is_quiet: bool = False) -> log
     return handler
 
 
-class _Lines(logging.StreamHandler[TextIO]):
+class _LogLines(logging.StreamHandler[TextIO]):
     def handleError(self, record: logging.LogRecord) -> None:
         """Do nothing: a log that cannot be written cannot say so."""
 

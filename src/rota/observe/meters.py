@@ -194,7 +194,7 @@ class Places(Generic[Meters]):
 # Connection meters count connections that are open, that were refused, and that the server closed.
 
 
-class Refusal(StrEnum):
+class ConnectionRefusal(StrEnum):
     """Why a new connection was refused."""
 
     ADDRESS = "address"  # its address has as many as it may have, and none of them is idle
@@ -217,7 +217,7 @@ class ConnectionMeters:
 
     open: int = 0
     most: int = 0  # that may be open; 0: no server listens yet
-    refused: dict[Refusal, int] = field(default_factory=lambda: dict.fromkeys(Refusal, 0))
+    refused: dict[ConnectionRefusal, int] = field(default_factory=lambda: dict.fromkeys(ConnectionRefusal, 0))
     closed: dict[Closure, int] = field(default_factory=lambda: dict.fromkeys(Closure, 0))
 
 

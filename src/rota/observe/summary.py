@@ -69,7 +69,7 @@ PERCENTILES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 
 @dataclass(slots=True)
-class Record:
+class RequestRecord:
     """One request as its client saw it."""
 
     adapter_id: AdapterId
@@ -134,7 +134,7 @@ class Recorder:
     Tokens and ends of requests are collected first. The records have them after `settle`, which `summary` calls.
     """
 
-    records: dict[RequestId, Record] = field(default_factory=dict)
+    records: dict[RequestId, RequestRecord] = field(default_factory=dict)
     gaps: dict[AdapterId, array[float]] = field(default_factory=dict)
     tenant_gaps: dict[str, array[float]] = field(default_factory=dict)  # only of named tenants
     transients: set[AdapterId] = field(default_factory=set)  # adapters that come for a moment
@@ -145,7 +145,7 @@ class Recorder:
         gaps = self.gaps.get(adapter)
         if gaps is None:
             gaps = self.gaps[adapter] = array("d")
-        self.records[request_id] = Record(adapter, at, (gaps,))
+        self.records[request_id] = RequestRecord(adapter, at, (gaps,))
 
     def note_tenant(self, request_id: RequestId, tenant: str) -> None:
         """A request that was just asked is this tenant's."""
@@ -180,7 +180,7 @@ class Recorder:
         Its failed and aborted requests are still counted beside its name.
         """
         self.settle()
-        by_adapter: dict[AdapterId, list[Record]] = {adapter: [] for adapter in sorted(self.gaps)}
+        by_adapter: dict[AdapterId, list[RequestRecord]] = {adapter: [] for adapter in sorted(self.gaps)}
         for record in self.records.values():
             by_adapter[record.adapter_id].append(record)
         total = _summarise(list(self.records.values()), list(self.gaps.values()))
@@ -201,7 +201,7 @@ class Recorder:
         return _summarise(own, [self.tenant_gaps[tenant]])
 
 
-def _summarise(records: list[Record], gaps: list[array[float]]) -> dict[str, Any]:
+def _summarise(records: list[RequestRecord], gaps: list[array[float]]) -> dict[str, Any]:
     served = [one for one in records if one.is_answered]
     begun = min((one.asked_at for one in records), default=0.0)
     ended = max((one.ended_at for one in served), default=begun)

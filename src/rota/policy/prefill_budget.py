@@ -59,7 +59,7 @@ Prompt = TypeVar("Prompt", bound=PromptView)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Split(Generic[Prompt]):
+class PrefillSplit(Generic[Prompt]):
     """How prompts that have begun share a step with newcomers."""
 
     first: list[tuple[Prompt, int]]  # prompts before all newcomers, with the tokens that each gets
@@ -88,7 +88,7 @@ def most_tokens(work: float, start: int, deep_prefix: float) -> int:
     return int(work / (1.0 + start / deep_prefix))
 
 
-def split(prompts: Sequence[Prompt], budget: int, lowest_priority: int = 0) -> Split[Prompt]:
+def split(prompts: Sequence[Prompt], budget: int, lowest_priority: int = 0) -> PrefillSplit[Prompt]:
     """Share `budget` tokens between prompts that have begun, of which it cannot hold all rests.
 
     `lowest_priority` is the lowest of all open requests.
@@ -109,7 +109,7 @@ def split(prompts: Sequence[Prompt], budget: int, lowest_priority: int = 0) -> S
         left -= prompt.rest
     given = {id(prompt): tokens for prompt, tokens in first}
     going_on = [prompt for prompt in by_size if given.get(id(prompt), 0) < prompt.rest]
-    return Split(
+    return PrefillSplit(
         first=first,
         then=going_on,
         oldest=oldest,

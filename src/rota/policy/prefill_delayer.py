@@ -67,7 +67,7 @@ def on_board(own: RankReport, others: Iterable[RankReport]) -> list[RankReport]:
     return sorted([own, *present], key=lambda one: one.rank)
 
 
-class Outcome(StrEnum):
+class DelayOutcome(StrEnum):
     NOTHING = ""
     NO_WAIT = "no_wait"
     DELAY = "delay"
@@ -77,11 +77,11 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class DelayVerdict:
     """Whether new prompts may start, and why; `passes` and `waited_s` say how long the delay has lasted."""
 
     is_allowed: bool
-    reason: Outcome
+    reason: DelayOutcome
     passes: int = 0
     waited_s: float = 0.0
     ask_again_at: float = math.inf
@@ -116,7 +116,7 @@ class PrefillDelayer:
         now: float,
         blocked_by_adapters: bool = False,
         oldest_delay_s: float = 0.0,
-    ) -> Verdict:
+    ) -> DelayVerdict:
         """May new prompts start? `admissible` counts requests that could run now, not requests of absent adapters.
 
         `oldest_delay_s` is how long delays have held back the first of these requests, in all.
@@ -152,20 +152,20 @@ class PrefillDelayer:
             self._waited_ms += next((max(0, report.now_ms - before[report.rank]) for report in both), 0)
         self._last = list(reports)
 
-    def _judge(self, reports: list[RankReport]) -> Outcome:
+    def _judge(self, reports: list[RankReport]) -> DelayOutcome:
         prefillable = [report for report in reports if report.is_prefillable]
         if not prefillable:
-            return Outcome.NOTHING
+            return DelayOutcome.NOTHING
         if any(report.is_below_watermark for report in prefillable):
-            return Outcome.TOKEN_WATERMARK
+            return DelayOutcome.TOKEN_WATERMARK
         if len(prefillable) == len(reports):
             if not self._wants_delay(reports):
-                return Outcome.WAIT_SUCCESS if self._passes else Outcome.NO_WAIT
+                return DelayOutcome.WAIT_SUCCESS if self._passes else DelayOutcome.NO_WAIT
             if self._was_idle:
-                return Outcome.NO_WAIT
+                return DelayOutcome.NO_WAIT
         if self._passes >= self.max_delay_passes - 1 or _longest_held_ms(reports) >= self.max_delay_ms:
-            return Outcome.WAIT_TIMEOUT
-        return Outcome.DELAY
+            return DelayOutcome.WAIT_TIMEOUT
+        return DelayOutcome.DELAY
 
     def _wants_delay(self, reports: list[RankReport]) -> bool:
         running = max(report.running for report in reports)
@@ -180,21 +180,21 @@ class PrefillDelayer:
         most = batch if self.prefill_max_requests is None else self.prefill_max_requests
         return queued < min(int(running * self.queue_min_ratio), most)
 
-    def _verdict(self, reason: Outcome, reports: list[RankReport], now: float) -> Verdict:
+    def _verdict(self, reason: DelayOutcome, reports: list[RankReport], now: float) -> DelayVerdict:
         waited_s = self._waited_ms / 1000
-        if reason is not Outcome.DELAY:
-            return Verdict(is_allowed=True, reason=reason, passes=self._passes, waited_s=waited_s)
+        if reason is not DelayOutcome.DELAY:
+            return DelayVerdict(is_allowed=True, reason=reason, passes=self._passes, waited_s=waited_s)
         # No request is held back longer than this, also if nothing else makes the loop ask again.
         left_s = (self.max_delay_ms - _longest_held_ms(reports)) / 1000
         ask_again_at = now + (left_s if any(report.running for report in reports) else min(left_s, IDLE_PASS_S))
-        return Verdict(
+        return DelayVerdict(
             is_allowed=False, reason=reason, passes=self._passes + 1, waited_s=waited_s, ask_again_at=ask_again_at
         )
 
-    def _remember(self, reason: Outcome, reports: list[RankReport]) -> None:
-        if reason is Outcome.DELAY:
+    def _remember(self, reason: DelayOutcome, reports: list[RankReport]) -> None:
+        if reason is DelayOutcome.DELAY:
             self._passes += 1
-        elif reason is not Outcome.NOTHING or not any(report.is_blocked_by_adapters for report in reports):
+        elif reason is not DelayOutcome.NOTHING or not any(report.is_blocked_by_adapters for report in reports):
             self._passes, self._waited_ms = 0, 0
         self._was_idle = not any(report.running or report.is_prefillable for report in reports)
 

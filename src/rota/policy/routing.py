@@ -58,14 +58,14 @@ class Prices:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class RoutingChoice:
     """The replica that takes a request, and why."""
 
     replica: int
     reason: RouteReason
 
 
-def route(views: Sequence[ReplicaView], prices: Prices, needs_adapter: bool = True) -> Choice | None:
+def route(views: Sequence[ReplicaView], prices: Prices, needs_adapter: bool = True) -> RoutingChoice | None:
     """The replica with the lowest price, of equal ones the lowest number; None if no replica is up.
 
     A request for the base model pays for no adapter.
@@ -90,24 +90,24 @@ def route(views: Sequence[ReplicaView], prices: Prices, needs_adapter: bool = Tr
             best, best_s = view, price_s
     if best is None:
         return None
-    return Choice(best.number, RouteReason.ONLY_ONE if is_alone else _reason(views, best, needs_adapter))
+    return RoutingChoice(best.number, RouteReason.ONLY_ONE if is_alone else _reason(views, best, needs_adapter))
 
 
-def shortest_queue(views: Sequence[ReplicaView]) -> Choice | None:
+def shortest_queue(views: Sequence[ReplicaView]) -> RoutingChoice | None:
     """The replica with the shortest queue, whatever it holds."""
     up = [view for view in views if view.is_up]
     if not up:
         return None
     best = min(up, key=lambda view: (view.queue_s, view.number))
-    return Choice(best.number, RouteReason.ONLY_ONE if len(up) == 1 else _by_queue(up, best))
+    return RoutingChoice(best.number, RouteReason.ONLY_ONE if len(up) == 1 else _by_queue(up, best))
 
 
-def in_turn(views: Sequence[ReplicaView], before: int) -> Choice | None:
+def in_turn(views: Sequence[ReplicaView], before: int) -> RoutingChoice | None:
     """The next replica that is up, behind the one that took the request before."""
     for step in range(1, len(views) + 1):
         view = views[(before + step) % len(views)]
         if view.is_up:
-            return Choice(view.number, RouteReason.IN_TURN)
+            return RoutingChoice(view.number, RouteReason.IN_TURN)
     return None
 
 

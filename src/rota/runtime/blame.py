@@ -55,7 +55,7 @@ class Quarantine:
 
 
 @dataclass(frozen=True, slots=True)
-class _Death:
+class _SuspectDeath:
     name: str
     owner: str | None
     at: float
@@ -71,7 +71,7 @@ class Blame:
         """Raises ConfigError if the file of `path` is there and cannot be read."""
         self._path, self._now = path, now
         self._lock = threading.Lock()
-        self._deaths: list[_Death] = []
+        self._deaths: list[_SuspectDeath] = []
         self._doubted: dict[str, None] = {}  # names, the oldest first
         self._quarantines: dict[str, Quarantine] = {}
         self._times: dict[str, int] = {}  # how often adapters of a key were quarantined
@@ -122,7 +122,7 @@ class Blame:
     def _condemn(self, adapter: Adapter, why: str) -> None:
         now, owner = self._now(), adapter.owner
         recent = [one for one in self._deaths if now - one.at < REMEMBERED_S][-MOST_REMEMBERED:]
-        self._deaths = [*recent, _Death(adapter.name, owner, now)]
+        self._deaths = [*recent, _SuspectDeath(adapter.name, owner, now)]
         deaths = sum((one.name, one.owner) == (adapter.name, owner) for one in self._deaths)
         if owner and sum(one.owner == owner for one in self._deaths) >= MOST_DEATHS_OF_KEY:
             self._times[owner] = max(self._times.get(owner, 0), MOST_QUARANTINES - 1)  # this one is the last

@@ -12,7 +12,7 @@ from rota.core.errors import Fault, FaultCode, RequestError
 from rota.core.events import Event, Finished
 from rota.core.ids import RequestId
 from rota.core.messages import AddAdapter, Message, Pause, Resume, Submit
-from rota.runtime.service import Deliver, Phase, Service, ServiceState
+from rota.runtime.service import Deliver, Service, ServicePhase, ServiceState
 
 
 class ClosableService:
@@ -29,7 +29,7 @@ class ClosableService:
         state = self._service.state
         if not self._is_closed:
             return state
-        return replace(state, phase=Phase.STOPPED if state.phase is Phase.DOWN else Phase.CLOSING)
+        return replace(state, phase=ServicePhase.STOPPED if state.phase is ServicePhase.DOWN else ServicePhase.CLOSING)
 
     @property
     def open_requests(self) -> int:

@@ -15,7 +15,7 @@ from rota.core.events import AdapterAdded, AdapterRefused, Event
 from rota.core.ids import AdapterId
 from rota.core.messages import AddAdapter, Message, MoveRequests, RemoveAdapter, Submit
 from rota.runtime.live import MOST_CHECKED
-from rota.runtime.service import Deliver, Phase, Service, ServiceState
+from rota.runtime.service import Deliver, Service, ServicePhase, ServiceState
 
 # Of thousands of adapters so many are checked before the start: if they are of another model, these show it.
 FEW_CHECKED = 64
@@ -50,8 +50,8 @@ class PreloadedService:
     def state(self) -> ServiceState:
         state = self._service.state
         if self._refusal:
-            return ServiceState(phase=Phase.DOWN, reason=self._refusal)
-        is_early = bool(self._missing) and state.phase is Phase.READY
+            return ServiceState(phase=ServicePhase.DOWN, reason=self._refusal)
+        is_early = bool(self._missing) and state.phase is ServicePhase.READY
         return state.as_starting() if is_early else state
 
     def start(self, deliver: Deliver) -> None:

@@ -33,7 +33,7 @@ Deliver = Callable[[list[Event]], None]
 BuildDevice = Callable[[], Device[Any]]
 
 
-class Phase(StrEnum):
+class ServicePhase(StrEnum):
     STARTING = "starting"
     READY = "ready"
     CLOSING = "draining"  # open requests are served, new requests are refused
@@ -45,7 +45,7 @@ class Phase(StrEnum):
 class ServiceState:
     """Whether a service serves: its capacity if it does, the reason if it does not."""
 
-    phase: Phase
+    phase: ServicePhase
     capacity: Capacity | None = None
     reason: str = ""
     # It starts, and that may take hours: the engine has no place to run, as the reason says. No request waits for such
@@ -67,8 +67,8 @@ class ServiceState:
     def as_starting(self) -> ServiceState:
         """The same service while it may not be used yet, though its engines may be ready."""
         engines = tuple(one.as_starting() for one in self.replicas)
-        is_up = self.phase is Phase.READY
-        return replace(self, phase=Phase.STARTING, capacity=None, replicas=engines) if is_up else self
+        is_up = self.phase is ServicePhase.READY
+        return replace(self, phase=ServicePhase.STARTING, capacity=None, replicas=engines) if is_up else self
 
 
 class Service(Protocol):
@@ -103,11 +103,11 @@ class StateBoard:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self.state = ServiceState(phase=Phase.STARTING)  # for readers; `set` changes it
+        self.state = ServiceState(phase=ServicePhase.STARTING)  # for readers; `set` changes it
 
     def set(self, state: ServiceState) -> None:
         with self._changed:
-            has_served = self.state.has_served or state.phase is Phase.READY
+            has_served = self.state.has_served or state.phase is ServicePhase.READY
             start, restart = state.start or self.state.start, state.restart or self.state.restart
             self.state = replace(state, has_served=has_served, start=start, restart=restart)
             self._changed.notify_all()
@@ -123,9 +123,9 @@ class StateBoard:
 
     def wait_until_ready(self, timeout_s: float | None) -> Capacity:
         with self._changed:
-            self._changed.wait_for(lambda: self.state.phase is not Phase.STARTING, timeout_s)
+            self._changed.wait_for(lambda: self.state.phase is not ServicePhase.STARTING, timeout_s)
             state = self.state
-        if state.phase is Phase.DOWN:
+        if state.phase is ServicePhase.DOWN:
             raise EngineDiedError(state.reason)
         if state.capacity is None:
             raise EngineDiedError(f"The engine is still starting after {timeout_s} seconds.")
@@ -162,7 +162,7 @@ class InProcessService:
 
     def send(self, message: Message) -> None:
         with self._lock:
-            if self.state.phase is Phase.DOWN:
+            if self.state.phase is ServicePhase.DOWN:
                 raise refuse(self.state.reason)
             self._promises.note_message(message)
             self._inbox.post(message)
@@ -182,13 +182,13 @@ class InProcessService:
         try:
             device = self._build_device()
             scheduler = Scheduler.from_config(self._config, device.capacity)
-            self._board.set(ServiceState(phase=Phase.READY, capacity=device.capacity, start=stages_of(device)))
+            self._board.set(ServiceState(phase=ServicePhase.READY, capacity=device.capacity, start=stages_of(device)))
             run(scheduler, LiveWorld(device, self._inbox), emit, self._config.scheduler.overlap_depth)
             reason = "The engine was stopped."
         except Exception as error:  # the border of a thread: all waiting clients must hear of any failure
             reason = explain(error)
         with self._lock:
-            self._board.set(ServiceState(phase=Phase.DOWN, reason=reason))
+            self._board.set(ServiceState(phase=ServicePhase.DOWN, reason=reason))
             failed = self._promises.break_all(reason)
         deliver(failed)  # if nothing failed too: the state has changed
 

@@ -19,7 +19,7 @@ from rota.core.stages import Trial
 # The server looks at thousands of folders while the engine's process imports, so that no start waits for that look.
 
 
-class Look:
+class AdapterLook:
     """A look at the adapters to start with, which blocks: made once, in a thread, when it is first asked for."""
 
     def __init__(self, look: Callable[[], FirstAdapters]) -> None:

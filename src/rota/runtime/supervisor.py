@@ -24,8 +24,8 @@ from rota.runtime.blame import Blame
 from rota.runtime.patience import Patience
 from rota.runtime.process import EngineProcess
 from rota.runtime.promises import Promises
-from rota.runtime.service import BuildDevice, Deliver, Phase, ServiceState, StateBoard, explain, refuse
-from rota.runtime.start import Look, build_with
+from rota.runtime.service import BuildDevice, Deliver, ServicePhase, ServiceState, StateBoard, explain, refuse
+from rota.runtime.start import AdapterLook, build_with
 from rota.runtime.watch import Death, OnEvents, OnReady, OnWaiting
 from rota.runtime.wire import First, Ready, Record, Stop
 
@@ -37,7 +37,7 @@ LOOK_S = 0.2
 NAMED_DEATHS = 4
 
 
-class Engine(Protocol):
+class SupervisedEngine(Protocol):
     """One engine in a process of its own, here or on another machine, from its start to its death."""
 
     @property
@@ -61,7 +61,7 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-NewEngine = Callable[[zmq.Context[zmq.Socket[bytes]], BuildDevice, EngineConfig], Engine]
+NewEngine = Callable[[zmq.Context[zmq.Socket[bytes]], BuildDevice, EngineConfig], SupervisedEngine]
 
 
 class SupervisedService:
@@ -78,7 +78,7 @@ class SupervisedService:
         config: EngineConfig,
         patience: Patience | None = None,
         new_engine: NewEngine = EngineProcess,
-        first: Look | None = None,
+        first: AdapterLook | None = None,
         blame: Blame | None = None,
     ) -> None:
         """With `first`, each engine is told what the adapters to start with need, once that is known.
@@ -119,7 +119,7 @@ class SupervisedService:
 
     def send(self, message: Message) -> None:
         with self._lock:
-            if self.state.phase is Phase.DOWN:
+            if self.state.phase is ServicePhase.DOWN:
                 raise refuse(self.state.reason)
             if isinstance(message, AddAdapter):
                 message = self._blame.judged(message)
@@ -129,9 +129,9 @@ class SupervisedService:
     def stop(self) -> None:
         self._stopping.set()
         with self._lock:
-            if self.state.phase is Phase.READY:
+            if self.state.phase is ServicePhase.READY:
                 self._engine.send(Stop())
-            elif self.state.phase is Phase.STARTING:
+            elif self.state.phase is ServicePhase.STARTING:
                 self._engine.kill()  # it reads no message before it is ready
         self._thread.join(self._patience.stop_s)
         self._engine.kill()
@@ -178,7 +178,7 @@ class SupervisedService:
             if self._stopping.is_set():
                 return False
             self._engine.start()
-            self._board.set(ServiceState(phase=Phase.STARTING, engine_pid=self._engine.pid))
+            self._board.set(ServiceState(phase=ServicePhase.STARTING, engine_pid=self._engine.pid))
             return True
 
     def _tell_first(self) -> None:
@@ -194,7 +194,7 @@ class SupervisedService:
 
     def _on_ready(self, ready: Ready) -> None:
         self._trials, pid = ready.trials, self._engine.pid
-        state = ServiceState(phase=Phase.READY, capacity=ready.capacity, engine_pid=pid)
+        state = ServiceState(phase=ServicePhase.READY, capacity=ready.capacity, engine_pid=pid)
         first, again = replace(state, start=ready.stages), replace(state, restart=ready.stages)
         self._board.set(again if self._was_ever_ready else first)
         if self._was_ever_ready:
@@ -205,9 +205,9 @@ class SupervisedService:
     def _on_waiting(self, reason: str) -> None:
         with self._lock:
             was_waiting = self.state.may_last
-            if self.state.phase is not Phase.STARTING:
+            if self.state.phase is not ServicePhase.STARTING:
                 return
-            self._board.set(ServiceState(phase=Phase.STARTING, reason=reason, may_last=bool(reason)))
+            self._board.set(ServiceState(phase=ServicePhase.STARTING, reason=reason, may_last=bool(reason)))
         if reason and not was_waiting:
             fields = {"engine": self._config.engine_id, "why": reason}
             LOG.warning("The engine has no place to run.", extra={"fields": fields})
@@ -223,7 +223,7 @@ class SupervisedService:
         """End the dead engine's open requests; from now on messages wait in the next engine's socket."""
         new = self._new_engine()  # without the lock: it may have to wait for a spare's answer
         with self._lock:
-            self._board.set(ServiceState(phase=Phase.STARTING))
+            self._board.set(ServiceState(phase=ServicePhase.STARTING))
             dead, self._engine = self._engine, new
             reason, died_of = death.reason, None
             if culprit:
@@ -264,7 +264,7 @@ class SupervisedService:
 
     def _go_down(self, reason: str) -> None:
         with self._lock:
-            self._board.set(ServiceState(phase=Phase.DOWN, reason=reason))
+            self._board.set(ServiceState(phase=ServicePhase.DOWN, reason=reason))
             failed = self._promises.break_all(reason)
         try:
             self._deliver(failed)
@@ -272,6 +272,6 @@ class SupervisedService:
             self._engine.close()
             self._context.destroy(linger=0)  # also the sockets of an engine that failed during its start
 
-    def _new_engine(self) -> Engine:
+    def _new_engine(self) -> SupervisedEngine:
         build = partial(build_with, self._trials, self._build_device) if self._trials else self._build_device
         return self._make_engine(self._context, build, self._config)

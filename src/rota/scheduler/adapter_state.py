@@ -146,7 +146,7 @@ _SEQUENCES: list[Sequence] = []
 _PRIORITIES: Counter[int] = Counter()
 
 
-class Group:
+class AdapterState:
     """Keeps its counts up to date; policies read them through `policy.views.AdapterView`.
 
     It has books of its own from its first request on.

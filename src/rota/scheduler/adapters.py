@@ -22,7 +22,7 @@ from rota.core.messages import (
     SlotsGrew,
 )
 from rota.policy.slot_policy import SlotPolicy
-from rota.scheduler.adapter_state import Group, Standing
+from rota.scheduler.adapter_state import AdapterState, Standing
 from rota.scheduler.plan_builder import Draft
 from rota.scheduler.reads import Fetching, IdleReads, finish_read, forget_copy
 from rota.scheduler.slots import PageLedger
@@ -36,7 +36,7 @@ from rota.scheduler.version_moves import VersionMoves
 _ADVICE = "start the server with a larger --lora-memory-share, or with this adapter among its --lora-paths"
 
 
-def too_large(books: Books, group: Group, pages: int, matrices: int = 0) -> str:
+def too_large(books: Books, group: AdapterState, pages: int, matrices: int = 0) -> str:
     """Why an adapter that takes so many pages and matrices is refused; empty if it is not."""
     if group.adapter is None:
         return ""
@@ -47,7 +47,7 @@ def too_large(books: Books, group: Group, pages: int, matrices: int = 0) -> str:
     return reason or (_too_many(books, group, books.slots.matrices, matrices, whole) if matrices else "")
 
 
-def _too_many(books: Books, group: Group, shared: PageLedger, count: int, takes: str) -> str:
+def _too_many(books: Books, group: AdapterState, shared: PageLedger, count: int, takes: str) -> str:
     """Beside pinned adapters one slot stays open, so that every other adapter can still get its turn."""
     slots, left = books.slots, shared.open_with(group.adapter_id, count)
     if left >= slots.total:
@@ -79,14 +79,14 @@ class WarmUps:
         self._candidates = candidates
         self._moves = moves
         self._former: dict[AdapterId, AdapterId] = {}  # of versions that are being read or wait, whose place they take
-        self._waiting: dict[AdapterId, Group] = {}  # they lie in host memory
+        self._waiting: dict[AdapterId, AdapterState] = {}  # they lie in host memory
         self._copied: AdapterId | None = None  # whose copy is under way
 
-    def expect(self, group: Group, former: AdapterId) -> None:
+    def expect(self, group: AdapterState, former: AdapterId) -> None:
         """A version is being read that will take the place of a former one."""
         self._former[group.adapter_id] = former
 
-    def begin(self, group: Group) -> bool:
+    def begin(self, group: AdapterState) -> bool:
         """A version lies in host memory; False if no place was promised to it."""
         if group.adapter_id not in self._former or group.is_leaving:
             return False
@@ -100,7 +100,7 @@ class WarmUps:
         if self._copied == adapter_id:
             self._copied = None
 
-    def order(self, draft: Draft, answer: Callable[[Group, float], None]) -> None:
+    def order(self, draft: Draft, answer: Callable[[AdapterState, float], None]) -> None:
         """Once a pass, behind the turns. `answer` is called for versions that get no slot, or need no copy.
 
         One copy at a time, so that copies for requests wait for one at most.
@@ -117,7 +117,7 @@ class WarmUps:
                 del self._waiting[group.adapter_id]
                 self._copied = group.adapter_id
 
-    def _move_in(self, draft: Draft, group: Group) -> None:
+    def _move_in(self, draft: Draft, group: AdapterState) -> None:
         books = self._books
         is_there = group.adapter_id in books.slots.residencies
         if is_there or group.is_leaving or not books.hosts.has(group.adapter_id):
@@ -149,7 +149,7 @@ class AdapterLifecycle:
         self._policy = policy
         self._version_moves = VersionMoves(books)
         self._unanswered: set[AdapterId] = set()  # the clients that added them wait for an answer
-        self._to_fetch: deque[Group] = deque()
+        self._to_fetch: deque[AdapterState] = deque()
         self._to_drop: list[AdapterId] = []
 
     def give_orders(self, draft: Draft) -> None:
@@ -161,7 +161,7 @@ class AdapterLifecycle:
         while self._to_fetch and self._fetch_if_new(draft, self._to_fetch[0]):
             self._to_fetch.popleft()
 
-    def _fetch_if_new(self, draft: Draft, group: Group) -> bool:
+    def _fetch_if_new(self, draft: Draft, group: AdapterState) -> bool:
         """Order the first read of an adapter, unless its requests had it read meanwhile; False if there is no room."""
         hosts, adapter_id = self._books.hosts, group.adapter_id
         is_new = self._books.groups.get(adapter_id) is group and adapter_id in self._unanswered
@@ -196,7 +196,7 @@ class AdapterLifecycle:
         if reason := message.refusal or self._reason_against(adapter):
             self._refuse(adapter.adapter_id, at, reason, message.refusal_code)
             return
-        group = Group(adapter)
+        group = AdapterState(adapter)
         self._books.groups[adapter.adapter_id] = group
         if group.is_pinned:
             self._books.pinned_groups[adapter.adapter_id] = group
@@ -209,7 +209,7 @@ class AdapterLifecycle:
             if message.former is not None:
                 self._warm_ups.expect(group, message.former)
 
-    def _know(self, group: Group, at: float) -> None:
+    def _know(self, group: AdapterState, at: float) -> None:
         """Requests may ask for an adapter from now on."""
         group.standing = Standing.KNOWN
         self._books.note_users(group)
@@ -266,7 +266,7 @@ class AdapterLifecycle:
             fault = Fault(FaultCode.ADAPTER_CHANGED, changed_since(group.adapter), "model")
             self._remove(RemoveAdapter(adapter_id=group.adapter_id, at=message.at, is_forced=True, fault=fault))
 
-    def _answer(self, group: Group, at: float) -> None:
+    def _answer(self, group: AdapterState, at: float) -> None:
         """An adapter was read, and lies in a slot if one was free for it: its adder is told."""
         if group.adapter_id in self._unanswered:
             self._unanswered.remove(group.adapter_id)
@@ -312,7 +312,7 @@ class AdapterLifecycle:
             books.note_users(group)
         self.retire_if_done(group, at)
 
-    def _is_lost(self, group: Group, code: FaultCode) -> bool:
+    def _is_lost(self, group: AdapterState, code: FaultCode) -> bool:
         """What was never read is not known, also if requests could ask for it; the next read may succeed.
 
         Nor is a version whose files are others by now: no engine can read it again.
@@ -347,7 +347,7 @@ class AdapterLifecycle:
         if group := self._books.groups.get(message.old):
             self.retire_if_done(group, message.at)
 
-    def retire_if_done(self, group: Group, at: float) -> None:
+    def retire_if_done(self, group: AdapterState, at: float) -> None:
         """Forget an adapter that is to leave, once no request uses it and no read or copy of it is under way."""
         books = self._books
         is_on_its_way = group.adapter_id in self._unanswered or books.hosts.is_fetching(group.adapter_id)
@@ -362,11 +362,11 @@ class AdapterLifecycle:
         self._forget(group)
         books.outbox.append(AdapterRemoved(group.adapter_id, at, books.engine_id))
 
-    def _unpin(self, group: Group) -> None:
+    def _unpin(self, group: AdapterState) -> None:
         group.is_pinned = False
         self._books.pinned_groups.pop(group.adapter_id, None)
 
-    def _forget(self, group: Group) -> None:
+    def _forget(self, group: AdapterState) -> None:
         self._unpin(group)
         del self._books.groups[group.adapter_id]
         self._books.slots.forget(group.adapter_id)
@@ -383,6 +383,6 @@ class AdapterLifecycle:
         if group := self._books.groups.get(adapter_id):
             self._books.note_users(group)
 
-    def _end_users(self, group: Group, fault: Fault, at: float) -> None:
+    def _end_users(self, group: AdapterState, fault: Fault, at: float) -> None:
         for sequence in [*group.queue, *group.running_sequences()]:
             self._books.finish(sequence, FinishReason.FAILED, at, fault)

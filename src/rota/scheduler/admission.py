@@ -11,9 +11,9 @@ from rota.core.events import PrefillsReleased
 from rota.core.ids import BlockId, RequestId
 from rota.core.request import Request
 from rota.core.tenant import Tenant
-from rota.policy.prefill_delayer import PrefillDelayer, Verdict
+from rota.policy.prefill_delayer import DelayVerdict, PrefillDelayer
 from rota.policy.slot_policy import SlotPolicy
-from rota.scheduler.adapter_state import Group, Standing
+from rota.scheduler.adapter_state import AdapterState, Standing
 from rota.scheduler.plan_builder import Draft
 from rota.scheduler.prefix import PrefixLookup, findable
 from rota.scheduler.sequence import Arrival, Reason, Sequence
@@ -118,7 +118,7 @@ class Admission:
         self.lookup = PrefixLookup(books.blocks)
 
     def consider(
-        self, sequence: Sequence, group: Group, delay: Verdict | None, is_invited: bool = False
+        self, sequence: Sequence, group: AdapterState, delay: DelayVerdict | None, is_invited: bool = False
     ) -> Offer | Reason:
         """May `sequence`, whose adapter is at hand, start now? For an invited one other tenants made room."""
         if not self._books.rows.available or not (is_invited or self._books.has_row(group)):
@@ -133,7 +133,7 @@ class Admission:
             return Reason.DELAYED
         return self._offer(sequence)
 
-    def lets_in(self, sequence: Sequence, group: Group) -> bool:
+    def lets_in(self, sequence: Sequence, group: AdapterState) -> bool:
         """May an adapter that is at hand still take `sequence`? One that makes room takes only what will be brief."""
         return self._policy.admits(group, self._steps_needed(sequence, group))
 
@@ -147,7 +147,7 @@ class Admission:
             return False
         return bool(self._has_kv(sequence))
 
-    def can_work(self, group: Group) -> bool:
+    def can_work(self, group: AdapterState) -> bool:
         """Would an adapter run if it were in a slot? It holds KV already, or there is KV for its first request."""
         return bool(group.running or ((first := group.queue.first()) and self.has_room(first)))
 
@@ -155,12 +155,12 @@ class Admission:
         """Are there too few free blocks for `sequence`, wherever its adapter is? Some may be promised to others."""
         return self._has_kv(sequence, promised) is False
 
-    def _steps_needed(self, sequence: Sequence, group: Group) -> int:
+    def _steps_needed(self, sequence: Sequence, group: AdapterState) -> int:
         """How many steps a sequence will need, if its answer is no longer than earlier ones."""
         prompt_steps = math.ceil(len(sequence.tokens) / self._books.step_tokens)
         return prompt_steps + group.most_tokens(sequence)
 
-    def _has_fresh_slot(self, group: Group) -> bool:
+    def _has_fresh_slot(self, group: AdapterState) -> bool:
         """Has the adapter not run yet in its slot? A slot that was given up for it must not stand idle."""
         residency = self._books.slots.residencies.get(group.adapter_id)
         return residency is not None and not residency.has_run
@@ -200,7 +200,7 @@ class Admission:
 
 # The first of an adapter's queue: the rank of its tenant, and its arrival. No two share an arrival, so sequences are
 # never compared.
-Head = tuple[float, Arrival, Sequence, Group]
+Head = tuple[float, Arrival, Sequence, AdapterState]
 
 
 class Delays:
@@ -213,7 +213,7 @@ class Delays:
         self._held_back: list[Sequence] = []  # since the last pass
         self._held_back_at = 0.0
 
-    def ask(self, draft: Draft, heads: list[Head]) -> Verdict | None:
+    def ask(self, draft: Draft, heads: list[Head]) -> DelayVerdict | None:
         """May prompts start? `heads` are the sequences that could."""
         if not self._delayer:
             return None
@@ -265,7 +265,7 @@ class Delays:
             promised += more * needed
         return min(count, left)
 
-    def _first_that_fits(self, first: Sequence, group: Group, promised: int) -> Sequence | None:
+    def _first_that_fits(self, first: Sequence, group: AdapterState, promised: int) -> Sequence | None:
         """The head of a queue, or the shortest sequence of its tenant there, if KV blocks and its key allow a start."""
         for sequence in (first, group.queue.shortest_of(first.account)):
             if sequence is None or sequence.flights or sequence.account.is_full:

@@ -10,7 +10,7 @@ from rota.core.request import Pooling
 from rota.policy.prefill_budget import MOST_WORK, most_tokens, newcomers_part, work_of
 from rota.policy.slot_policy import SlotPolicy
 from rota.policy.step_times import LEAST_TOKENS, StepBudget
-from rota.scheduler.adapter_state import Group
+from rota.scheduler.adapter_state import AdapterState
 from rota.scheduler.plan_builder import Draft
 from rota.scheduler.sequence import Phase, Sequence, first_to_yield
 from rota.scheduler.state import Books
@@ -110,7 +110,7 @@ class Batch:
             if victim.step_id != draft.step_id:
                 return victim
 
-    def plan_chunk(self, draft: Draft, sequence: Sequence, group: Group, most: int | None = None) -> int:
+    def plan_chunk(self, draft: Draft, sequence: Sequence, group: AdapterState, most: int | None = None) -> int:
         """Plan as much of a sequence's prompt as the step has room for, up to `most` tokens; tells how much."""
         length = min(draft.budget, sequence.rest)
         if most is not None:
@@ -177,7 +177,7 @@ class Batch:
             if sequence.pooling is not None:
                 _plan_pool(draft, sequence, sequence.pooling, samples)
 
-    def _note_run(self, draft: Draft, group: Group, tokens: int) -> None:
+    def _note_run(self, draft: Draft, group: AdapterState, tokens: int) -> None:
         group.attained += tokens
         if group.ran_in == draft.step_id:
             return

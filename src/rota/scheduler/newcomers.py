@@ -12,13 +12,13 @@ from operator import itemgetter
 
 from rota.core.events import Admitted
 from rota.core.plan import Seat
-from rota.policy.prefill_delayer import Verdict
+from rota.policy.prefill_delayer import DelayVerdict
 from rota.scheduler.accounts import Account
-from rota.scheduler.adapter_state import Group
+from rota.scheduler.adapter_state import AdapterState
 from rota.scheduler.admission import LOOK_AHEAD, Admission, Delays, Head, Offer
 from rota.scheduler.plan_builder import Draft
 from rota.scheduler.preemption import Sharing
-from rota.scheduler.prefill import Prompts
+from rota.scheduler.prefill import PrefillSharing
 from rota.scheduler.queues import Place
 from rota.scheduler.sequence import EFFECT_AFTER_SKIPS, EFFECT_OF, Arrival, Effect, Phase, Reason, Refusal, Sequence
 from rota.scheduler.state import Books
@@ -47,7 +47,7 @@ class Seating:
             spare -= 1
             self._sit(draft, sequence)
 
-    def _line(self, group: Group, most: int) -> list[tuple[float, Arrival, Sequence]]:
+    def _line(self, group: AdapterState, most: int) -> list[tuple[float, Arrival, Sequence]]:
         """An adapter's first sequences without a row. While a step is in flight, the newest token is not known yet."""
         ready = (one for one in group.rowless if not one.flights)
         return [(one.account.rank, one.arrival, one) for one in islice(ready, most)]
@@ -92,7 +92,7 @@ class Pass:
     """The state of one pass over the queues."""
 
     draft: Draft
-    delay: Verdict | None
+    delay: DelayVerdict | None
     heads: list[Head]  # a heap, by the rank of the tenant and then by arrival
     is_shared: bool  # have several tenants open requests?
     # Sequences that the next ones in their queue may overtake; they go back into their queue after the pass.
@@ -105,7 +105,7 @@ class Pass:
     # Tenants of which no other sequence starts, and why.
     stopped: dict[Account, Reason] = field(default_factory=dict)
     # Places of tenants that others in the same adapter's queue may overtake; they go back into it after the pass.
-    passed_over: list[tuple[Group, Place]] = field(default_factory=list)
+    passed_over: list[tuple[AdapterState, Place]] = field(default_factory=list)
     _latest: list[tuple[Arrival, Account]] | None = None
 
     def latest_admitted(self) -> list[tuple[Arrival, Account]]:
@@ -117,11 +117,11 @@ class Pass:
             self._latest = nlargest(2, ((arrival, account) for account, arrival in latest.items()), key=itemgetter(0))
         return self._latest
 
-    def add_head(self, group: Group) -> None:
+    def add_head(self, group: AdapterState) -> None:
         if head := head_of(group, self.draft, self.is_shared):
             heapq.heappush(self.heads, head)
 
-    def pass_over_tenant(self, group: Group) -> None:
+    def pass_over_tenant(self, group: AdapterState) -> None:
         self.passed_over.append((group, group.queue.pass_over()))
         self.add_head(group)
 
@@ -130,7 +130,12 @@ class Newcomers:
     """Gives rows to waiting sequences; a sequence that cannot start does not stop those of other adapters."""
 
     def __init__(
-        self, books: Books, admission: Admission, delays: Delays, prompts: Prompts, most_prompts: int | None = None
+        self,
+        books: Books,
+        admission: Admission,
+        delays: Delays,
+        prompts: PrefillSharing,
+        most_prompts: int | None = None,
     ) -> None:
         """`most_prompts` bounds the prompts of a step, those that have begun included; None: no bound."""
         self._most_prompts = math.inf if most_prompts is None else most_prompts
@@ -197,7 +202,7 @@ class Newcomers:
             elif not self._goes_on(current, sequence, group, verdict):
                 return
 
-    def _goes_on(self, current: Pass, sequence: Sequence, group: Group, reason: Reason) -> bool:
+    def _goes_on(self, current: Pass, sequence: Sequence, group: AdapterState, reason: Reason) -> bool:
         """Refuse a sequence; False if no other sequence starts in this pass."""
         self._refuse(current, sequence, reason)
         match self._effect_of(reason, sequence, current):
@@ -216,7 +221,9 @@ class Newcomers:
                 current.add_head(group)
         return True
 
-    def _consider(self, current: Pass, sequence: Sequence, group: Group, is_invited: bool = False) -> Offer | Reason:
+    def _consider(
+        self, current: Pass, sequence: Sequence, group: AdapterState, is_invited: bool = False
+    ) -> Offer | Reason:
         verdict = self._admission.consider(sequence, group, current.delay, is_invited)
         if isinstance(verdict, Offer):
             if current.line_for_both is None:
@@ -255,7 +262,7 @@ class Newcomers:
 
     # ── sequences that start ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def _start(self, current: Pass, sequence: Sequence, group: Group, offer: Offer) -> bool:
+    def _start(self, current: Pass, sequence: Sequence, group: AdapterState, offer: Offer) -> bool:
         """Let a sequence start; True if it is so long that from now on only short ones may start beside it."""
         self._sit_down(current.draft, sequence, group, offer)
         is_long = self._prompts.start(current.draft, sequence)
@@ -265,7 +272,7 @@ class Newcomers:
             other.overtaken += other.arrival < sequence.arrival
         return is_long
 
-    def _sit_down(self, draft: Draft, sequence: Sequence, group: Group, offer: Offer) -> None:
+    def _sit_down(self, draft: Draft, sequence: Sequence, group: AdapterState, offer: Offer) -> None:
         blocks = self._books.blocks
         self._books.dequeue(sequence)
         blocks.hold(offer.cached)
@@ -327,7 +334,7 @@ class Newcomers:
         return Reason.OTHER_TENANT if is_others_turn else current.why_others_wait
 
 
-def head_of(group: Group, draft: Draft, is_shared: bool) -> Head | None:
+def head_of(group: AdapterState, draft: Draft, is_shared: bool) -> Head | None:
     """The sequence of an adapter's queue that would start next; beside prompts that fill the step, the shortest.
 
     A tenant that is alone needs no rank.
@@ -344,7 +351,7 @@ def _not_to_be_overtaken(line: list[Sequence], sequence: Sequence) -> list[Arriv
     return [one.arrival for one in own if one.overtaken >= MOST_OVERTAKES and one.arrival < sequence.arrival]
 
 
-def _reasons(sequence: Sequence, group: Group) -> tuple[str, ...]:
+def _reasons(sequence: Sequence, group: AdapterState) -> tuple[str, ...]:
     """What a sequence that may start now has waited for."""
     has_waited_for_slot = group.slot_since > sequence.request.arrived_at
     refusal = sequence.refusal

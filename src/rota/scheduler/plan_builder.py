@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from rota.core.adapter import Adapter
 from rota.core.ids import AdapterId, Row
 from rota.core.plan import Chunk, Grant, Load, Pool, Scoring, Seat, StepPlan
-from rota.policy.prefill_budget import Split
+from rota.policy.prefill_budget import PrefillSplit
 from rota.scheduler.accounts import Account
 from rota.scheduler.sequence import Sequence
 
@@ -20,7 +20,7 @@ from rota.scheduler.sequence import Sequence
 class Crowd:
     """What is planned for it in one pass."""
 
-    split: Split[Sequence]
+    split: PrefillSplit[Sequence]
     left: int  # tokens of the tenant's part that are not planned yet
     overtook: int = 0  # tokens that are planned for others than the oldest prompt
 

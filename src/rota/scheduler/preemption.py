@@ -9,7 +9,7 @@ from functools import cached_property
 from rota.core.ids import BASE
 from rota.policy.fairness import gives_up, may_take
 from rota.scheduler.accounts import Account
-from rota.scheduler.adapter_state import Group
+from rota.scheduler.adapter_state import AdapterState
 from rota.scheduler.admission import LOOK_AHEAD, Admission
 from rota.scheduler.plan_builder import Draft
 from rota.scheduler.sequence import Reason, Refusal, Sequence, first_to_yield
@@ -212,7 +212,7 @@ class Sharing:
             if left <= 0:
                 return
 
-    def _groups(self, draft: Draft) -> list[Group]:
+    def _groups(self, draft: Draft) -> list[AdapterState]:
         """The adapters whose requests may start. If they are many, each pass begins with another one."""
         groups = self._books.open_groups
         first = draft.step_id % len(groups) if len(groups) * LOOK_AHEAD > MOST_LOOKS else 0

@@ -32,7 +32,7 @@ def prefill_shares(books: Books, budget: int) -> dict[Account, int]:
 # Prompts that have begun share a step with newcomers: the prefill budget says how, for each tenant by itself.
 
 
-class Prompts:
+class PrefillSharing:
     """Acts twice in a pass: before newcomers start, and with what they leave."""
 
     def __init__(self, books: Books, batch: Batch) -> None:

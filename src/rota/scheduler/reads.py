@@ -11,7 +11,7 @@ from rota.core.adapter import Adapter
 from rota.core.events import HostChanged, HostState
 from rota.core.ids import AdapterId
 from rota.core.messages import AdapterFetched
-from rota.scheduler.adapter_state import Group, Standing
+from rota.scheduler.adapter_state import AdapterState, Standing
 from rota.scheduler.admission import LOOK_AHEAD, Admission
 from rota.scheduler.plan_builder import Draft
 from rota.scheduler.state import Books
@@ -88,7 +88,9 @@ MOST_ASKED = 8
 class HostVictims:
     """Idle adapters leave first, then adapters whose weights are in a slot, then those that will be wanted last."""
 
-    def __init__(self, books: Books, wanted_at: Callable[[Group], WantedAt], keeps_running: bool = False) -> None:
+    def __init__(
+        self, books: Books, wanted_at: Callable[[AdapterState], WantedAt], keeps_running: bool = False
+    ) -> None:
         """With `keeps_running` no adapter leaves whose answers have begun: a read would pause them."""
         self._books = books
         self._keeps_running = keeps_running
@@ -140,7 +142,7 @@ class HostVictims:
         books.note_users(books.groups[victim])
         draft.drops.append(victim)
 
-    def _last(self) -> list[Group]:
+    def _last(self) -> list[AdapterState]:
         """Adapters in host memory that have requests and no slot, due last first."""
         return self._books.absent.at_hand.last(MOST_LAST)
 
@@ -202,7 +204,7 @@ class ReadAhead:
                 self._victims.drop(draft, spare)
             order_read(self._books, draft, group.adapter)
 
-    def _is_missing(self, group: Group) -> bool:
+    def _is_missing(self, group: AdapterState) -> bool:
         hosts, adapter_id = self._books.hosts, group.adapter_id
         return group.standing is not Standing.NEW and not hosts.has(adapter_id) and not hosts.is_fetching(adapter_id)
 
@@ -238,7 +240,7 @@ class Fetching:
                 no_room_from = wanted_at
         self._ahead.order(draft)
 
-    def try_fetch(self, draft: Draft, group: Group) -> bool:
+    def try_fetch(self, draft: Draft, group: AdapterState) -> bool:
         """Order an adapter into host memory, and drop another if it is full.
 
         False if no other can be dropped, or if it must not be read beside those that are being read.
@@ -255,13 +257,13 @@ class Fetching:
         order_read(self._books, draft, group.adapter)
         return True
 
-    def _next_in_line(self, first: list[AdapterId]) -> Iterator[Group]:
+    def _next_in_line(self, first: list[AdapterId]) -> Iterator[AdapterState]:
         """Adapters that the policy names, then absent ones, first due first, up to the first that could come now."""
         books = self._books
         yield from (books.groups[adapter_id] for adapter_id in first if adapter_id in books.absent)
         yield from islice(self._first_due(), MOST_LOOKS)
 
-    def _first_due(self) -> Iterator[Group]:
+    def _first_due(self) -> Iterator[AdapterState]:
         books, passed_over = self._books, 0
         for group in books.absent:
             if books.hosts.has(group.adapter_id) and self._admission.can_work(group):
@@ -272,19 +274,19 @@ class Fetching:
                 yield from self._parked_behind(group)
                 return
 
-    def _parked_behind(self, group: Group) -> Iterator[Group]:
+    def _parked_behind(self, group: AdapterState) -> Iterator[AdapterState]:
         """Of a thousand adapters behind `group`, only parked ones are worth a look: they hold KV already."""
         for parked in self._books.absent.parked.later_than(self._books.due_at(group), group.adapter_id):
             if self._books.hosts.has(parked.adapter_id):
                 return
             yield parked
 
-    def _is_missing(self, group: Group) -> bool:
+    def _is_missing(self, group: AdapterState) -> bool:
         """Neither in host memory nor on its way there; a new adapter is first read when it is added."""
         hosts, adapter_id = self._books.hosts, group.adapter_id
         return group.standing is not Standing.NEW and not hosts.has(adapter_id) and not hosts.is_fetching(adapter_id)
 
-    def _wanted_at(self, group: Group) -> WantedAt:
+    def _wanted_at(self, group: AdapterState) -> WantedAt:
         """When an adapter without a slot will be copied into one; after all others if it could not run there."""
         if group.standing is Standing.NEW:
             return (False, -math.inf)  # the client that adds an adapter waits to be told that it can be read
@@ -306,10 +308,10 @@ class IdleReads:
 
     def __init__(self, books: Books) -> None:
         self._books = books
-        self._unread: dict[AdapterId, Group] = {}
+        self._unread: dict[AdapterId, AdapterState] = {}
         self._put_off: set[AdapterId] = set()
 
-    def expect(self, group: Group) -> None:
+    def expect(self, group: AdapterState) -> None:
         """An adapter is known from now on, and is to be read."""
         self._unread[group.adapter_id] = group
 

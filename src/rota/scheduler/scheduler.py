@@ -42,7 +42,7 @@ from rota.scheduler.batch import Batch
 from rota.scheduler.newcomers import Newcomers, Seating
 from rota.scheduler.plan_builder import Draft, Flight
 from rota.scheduler.preemption import Sharing, Urgency
-from rota.scheduler.prefill import Prompts
+from rota.scheduler.prefill import PrefillSharing
 from rota.scheduler.queues import MOST_LEFT_BEHIND
 from rota.scheduler.reads import Fetching, IdleReads
 from rota.scheduler.results import ResultWriter
@@ -197,7 +197,7 @@ class Scheduler:
         self._seating = Seating(self._books, self._sharing)
         self._urgency = Urgency(self._books, admission)
         self._lateness = Lateness(self._books)
-        self._prompts = Prompts(self._books, self._batch)
+        self._prompts = PrefillSharing(self._books, self._batch)
         self._newcomers = Newcomers(self._books, admission, delays, self._prompts, config.prefill_max_requests)
         is_overlapped = lora.enable_lora_overlap_loading
         fetching = Fetching(self._books, admission, slot_policy.keeps_running_at_hand)

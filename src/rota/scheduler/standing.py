@@ -11,7 +11,7 @@ from rota.core.events import AdapterStanding, Explained, Inspected, Whereabouts
 from rota.core.ids import BASE, AdapterId, RequestId
 from rota.core.standstill import STANDSTILL_S, StoodStill, WentOn
 from rota.policy.slot_policy import SlotPolicy
-from rota.scheduler.adapter_state import Group
+from rota.scheduler.adapter_state import AdapterState
 from rota.scheduler.plan_builder import Draft, Flight
 from rota.scheduler.queues import by_turn
 from rota.scheduler.sequence import Phase, Reason, Refusal, Sequence
@@ -24,7 +24,7 @@ from rota.scheduler.turns import SlotCandidates
 Summed = tuple[tuple[AdapterStanding, ...], AdapterStanding | None, tuple[AdapterId, ...]]
 
 
-def counted(books: Books, group: Group) -> AdapterStanding:
+def counted(books: Books, group: AdapterState) -> AdapterStanding:
     """The requests of one adapter, without the reason why the first of them waits."""
     first = group.queue.first()
     running = group.rows if books.is_open(group) else 0
@@ -149,15 +149,15 @@ class Standings:
     def _all(self) -> Summed:
         return tuple(map(self._standing, filter(self._is_in_use, self._books.groups.values()))), None, ()
 
-    def _is_in_use(self, group: Group) -> bool:
+    def _is_in_use(self, group: AdapterState) -> bool:
         return bool(group.users) or group is self._books.base
 
-    def _standing(self, group: Group) -> AdapterStanding:
+    def _standing(self, group: AdapterState) -> AdapterStanding:
         first = group.queue.first()
         reason = _refusal(self._books, first).reason if first else ""
         return replace(counted(self._books, group), reason=reason, outlook=self._outlook(group))
 
-    def _outlook(self, group: Group, is_counted: bool = True) -> str:
+    def _outlook(self, group: AdapterState, is_counted: bool = True) -> str:
         if group.adapter_id not in self._books.absent:
             return ""
         return self._policy.outlook(group, self._candidates).sentence(is_counted)

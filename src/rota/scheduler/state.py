@@ -14,7 +14,7 @@ from rota.core.ids import BASE, FIRST_ENGINE, AdapterId, EngineId, RequestId
 from rota.core.request import Request
 from rota.policy.eviction import Eviction
 from rota.scheduler.accounts import Accounts
-from rota.scheduler.adapter_state import Group, arrival
+from rota.scheduler.adapter_state import AdapterState, arrival
 from rota.scheduler.blocks import BlockLedger
 from rota.scheduler.hosts import HostLedger
 from rota.scheduler.plan_builder import Draft
@@ -25,7 +25,7 @@ from rota.scheduler.slots import SlotLedger
 # ── due queue ───────────────────────────────────────────────────────────────────────────────────────────────────────
 # The due queue keeps adapters that have work and no slot in the order in which they are due.
 
-Place = tuple[float, AdapterId, Group]  # no two places share the first two, so groups are never compared
+Place = tuple[float, AdapterId, AdapterState]  # no two places share the first two, so groups are never compared
 
 
 class DueQueue:
@@ -41,12 +41,12 @@ class DueQueue:
     def __contains__(self, adapter_id: AdapterId) -> bool:
         return adapter_id in self._due_at
 
-    def __iter__(self) -> Iterator[Group]:
+    def __iter__(self) -> Iterator[AdapterState]:
         """First due first, as the queue is now: a group that comes or goes meanwhile changes nothing."""
         for _, _, group in self._places.copy():
             yield group
 
-    def get(self, adapter_id: AdapterId) -> Group | None:
+    def get(self, adapter_id: AdapterId) -> AdapterState | None:
         due_at = self._due_at.get(adapter_id)
         return None if due_at is None else self._places[bisect_left(self._places, (due_at, adapter_id))][2]
 
@@ -54,16 +54,16 @@ class DueQueue:
         """How many groups come before one of them."""
         return bisect_left(self._places, (self._due_at[adapter_id], adapter_id))
 
-    def later_than(self, due_at: float, adapter_id: AdapterId) -> Iterator[Group]:
+    def later_than(self, due_at: float, adapter_id: AdapterId) -> Iterator[AdapterState]:
         """The groups behind this place in the queue."""
         for _, _, group in self._places[bisect_left(self._places, (due_at, adapter_id + 1)) :]:
             yield group
 
-    def last(self, most: int) -> list[Group]:
+    def last(self, most: int) -> list[AdapterState]:
         """The groups that are due last, the very last first."""
         return [group for _, _, group in self._places[: -most - 1 : -1]]
 
-    def place(self, group: Group, due_at: float) -> None:
+    def place(self, group: AdapterState, due_at: float) -> None:
         """Put a group into the queue, or move it to where it belongs now."""
         if self._due_at.get(group.adapter_id) == due_at:
             return
@@ -71,7 +71,7 @@ class DueQueue:
         self._due_at[group.adapter_id] = due_at
         insort(self._places, (due_at, group.adapter_id, group))
 
-    def remove(self, group: Group) -> None:
+    def remove(self, group: AdapterState) -> None:
         due_at = self._due_at.pop(group.adapter_id, None)
         if due_at is not None:
             del self._places[bisect_left(self._places, (due_at, group.adapter_id))]
@@ -93,7 +93,7 @@ class Absent(DueQueue):
         self.oldest = DueQueue()  # the adapter with the oldest open request first
         self.largest = DueQueue()  # the adapter with most open requests first
 
-    def put(self, group: Group, due_at: float, is_at_hand: bool) -> None:
+    def put(self, group: AdapterState, due_at: float, is_at_hand: bool) -> None:
         """Put a group into every order that it belongs to, or move it to where it belongs now."""
         self.place(group, due_at)
         self.oldest.place(group, group.first_arrival)
@@ -103,13 +103,13 @@ class Absent(DueQueue):
         _place(self.parked, group, due_at if group.running else math.inf)
         _place(self.stalest, group, group.ran_at if group.running else math.inf)
 
-    def remove(self, group: Group) -> None:
+    def remove(self, group: AdapterState) -> None:
         super().remove(group)
         for order in (self.parked, self.at_hand, self.stalest, self.newcomers, self.oldest, self.largest):
             order.remove(group)
 
 
-def _place(order: DueQueue, group: Group, at: float) -> None:
+def _place(order: DueQueue, group: AdapterState, at: float) -> None:
     order.place(group, at) if at < math.inf else order.remove(group)
 
 
@@ -171,7 +171,7 @@ class Books:
         capacity: Capacity,
         eviction: Eviction,
         host_adapters: int,
-        due_at: Callable[[Group], float],
+        due_at: Callable[[AdapterState], float],
         engine_id: EngineId = FIRST_ENGINE,
     ) -> None:
         """`due_at` says when a group that has no slot will have waited long enough."""
@@ -189,9 +189,9 @@ class Books:
         self.deep_prefix = capacity.deep_prefix
         self.row_step = capacity.row_step
         self.short_prompts = 0  # open requests whose prompts are shorter than that
-        self.base = Group(None)
-        self.groups: dict[AdapterId, Group] = {BASE: self.base}
-        self.pinned_groups: dict[AdapterId, Group] = {}
+        self.base = AdapterState(None)
+        self.groups: dict[AdapterId, AdapterState] = {BASE: self.base}
+        self.pinned_groups: dict[AdapterId, AdapterState] = {}
         self.sequences: dict[RequestId, Sequence] = {}  # every open one
         self.waiting = 0
         self.running_count = 0  # sequences that hold KV: those that run, and those that are parked
@@ -207,10 +207,10 @@ class Books:
         # Adapters with work and no slot: those a policy may have to choose among.
         self.absent = Absent()
         self.adapter_blocks = 0  # KV blocks that adapters' sequences hold, without the base model's
-        self.residents: list[Group] = []  # in a slot, with their weights
+        self.residents: list[AdapterState] = []  # in a slot, with their weights
         self.open_groups = [self.base]  # whose sequences may be in a step: the base model's, and the residents'
 
-    def group_of(self, sequence: Sequence) -> Group:
+    def group_of(self, sequence: Sequence) -> AdapterState:
         return self.groups[sequence.request.adapter_id]
 
     @property
@@ -218,7 +218,7 @@ class Books:
         """The names of pinned adapters. Two versions of one name count once."""
         return {group.adapter.name for group in self.pinned_groups.values() if group.adapter}
 
-    def is_open(self, group: Group) -> bool:
+    def is_open(self, group: AdapterState) -> bool:
         """May the sequences of a group be in a step?"""
         residency = self.slots.residencies.get(group.adapter_id)
         return group is self.base or (residency is not None and residency.is_ready)
@@ -341,7 +341,7 @@ class Books:
         if group is not self.base:
             self.adapter_blocks += blocks
 
-    def has_row(self, group: Group) -> bool:
+    def has_row(self, group: AdapterState) -> bool:
         """May one more sequence of a group hold KV and run?
 
         Whichever adapters come into the slots, there must be a row for each of their sequences. Otherwise a sequence
@@ -390,7 +390,7 @@ class Books:
             self.count_blocks(sequence, sequence.given_back - unseen)
             sequence.given_back = unseen
 
-    def note_users(self, group: Group) -> None:
+    def note_users(self, group: AdapterState) -> None:
         """Keep `absent` correct after a group's users, slot or place in host memory changed."""
         if group is self.base:
             return
@@ -413,7 +413,7 @@ class Books:
         if group := self.groups.get(adapter_id):
             group.copy_s = copy_s
 
-    def expected_copy_s(self, group: Group) -> float:
+    def expected_copy_s(self, group: AdapterState) -> float:
         """How long an adapter's copy will take: as long as its last one, or else as others; 0 if none was measured."""
         return group.copy_s or self.copy_s
 
@@ -450,7 +450,7 @@ def check_balance(books: Books) -> None:
     assert books.priorities == Counter(sequence.request.priority for sequence in books.sequences.values())
     assert {*map(id, books.sequences.values())} == {*map(id, running), *map(id, waiting)}
     assert books.pinned_groups == {a: group for a, group in books.groups.items() if group.is_pinned}
-    unused = Group(None)
+    unused = AdapterState(None)
     written = unused.users or unused.tenants.main or unused.priorities or unused.lengths
     assert not written, "the books that unused adapters share are not empty"
     for group in books.groups.values():

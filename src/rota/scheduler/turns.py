@@ -13,7 +13,7 @@ from rota.core.plan import Load
 from rota.policy.fairness import may_take, share
 from rota.policy.slot_policy import SlotPolicy
 from rota.scheduler.accounts import Account
-from rota.scheduler.adapter_state import Group
+from rota.scheduler.adapter_state import AdapterState
 from rota.scheduler.admission import LOOK_AHEAD, Admission
 from rota.scheduler.plan_builder import Draft
 from rota.scheduler.reads import Fetching
@@ -48,7 +48,7 @@ class Moves:
                 return
             arrive(books, adapter_id, draft.now)
 
-    def move_in(self, draft: Draft, group: Group, reason: SlotReason) -> None:
+    def move_in(self, draft: Draft, group: AdapterState, reason: SlotReason) -> None:
         """Order an adapter's copy into an empty slot."""
         books = self._books
         place = books.slots.begin_load(group.adapter_id)
@@ -66,7 +66,7 @@ class Moves:
         if not self.is_overlapped:
             arrive(books, group.adapter_id, draft.now)
 
-    def replace(self, draft: Draft, leaver: Group, successor: Group) -> None:
+    def replace(self, draft: Draft, leaver: AdapterState, successor: AdapterState) -> None:
         """A busy resident's slot goes to another adapter: the resident leaves, and its slot is loaded meanwhile.
 
         While there are more residents than open slots, the resident leaves and the other adapter waits on.
@@ -85,7 +85,7 @@ def arrive(books: Books, adapter_id: AdapterId, at: float) -> None:
     books.note_slots()
 
 
-def vacate(books: Books, group: Group, at: float, reason: SlotReason, detail: str = "") -> None:
+def vacate(books: Books, group: AdapterState, at: float, reason: SlotReason, detail: str = "") -> None:
     """A slot is free from now on; its former resident's sequences are parked."""
     slot = books.slots.vacate(group.adapter_id)
     books.note_users(group)
@@ -186,13 +186,13 @@ class SlotCandidates:
         first = self._books.groups[adapter_id].queue.first()
         return self._books.blocks.blocks_for(len(first.tokens)) if first else 0
 
-    def view_of(self, adapter_id: AdapterId) -> Group | None:
+    def view_of(self, adapter_id: AdapterId) -> AdapterState | None:
         return self._books.groups.get(adapter_id)
 
     # ── who may leave ────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
-    def residents(self) -> list[Group]:
+    def residents(self) -> list[AdapterState]:
         return self._books.residents
 
     @property
@@ -209,7 +209,7 @@ class SlotCandidates:
         slots = self._books.slots
         return MOST_COPIES - len(slots.on_their_way) if self._is_overlapped else slots.total
 
-    def idle(self) -> list[Group]:
+    def idle(self) -> list[AdapterState]:
         """Residents without a running sequence: they can leave and no answer stops."""
         return [group for group in self._books.residents if not group.running and self.may_leave(group.adapter_id)]
 
@@ -221,7 +221,7 @@ class SlotCandidates:
             return False
         return slots.residencies[adapter_id].has_run or not self._admission.can_work(group)
 
-    def _keeps_its_share(self, group: Group) -> bool:
+    def _keeps_its_share(self, group: AdapterState) -> bool:
         """Is it the only busy adapter of its tenant? Then no other tenant takes its slot.
 
         While there are more residents than open slots, any of them may have to leave.
@@ -246,15 +246,15 @@ class SlotCandidates:
     def is_being_read(self, adapter_id: AdapterId) -> bool:
         return self._books.hosts.is_fetching(adapter_id)
 
-    def at_hand(self) -> Iterator[Group]:
+    def at_hand(self) -> Iterator[AdapterState]:
         """Absent adapters whose weights lie in host memory, first due first."""
         return iter(self._books.absent.at_hand)
 
-    def claimants(self) -> Iterator[Group]:
+    def claimants(self) -> Iterator[AdapterState]:
         """As `at_hand`, but only adapters that could run, and no more of them than a policy needs to choose among."""
         return islice(self._able(), MOST_CLAIMANTS)
 
-    def _able(self) -> Iterator[Group]:
+    def _able(self) -> Iterator[AdapterState]:
         """After a few adapters that lack KV, only adapters that hold KV."""
         books, lacking = self._books, 0
         for group in self.at_hand():
@@ -301,7 +301,7 @@ class SlotShares:
         seated = (self._books.groups[adapter_id] for adapter_id in self._books.slots.residencies)
         return Counter(group.main_account for group in seated if group.users)
 
-    def _give_to(self, draft: Draft, account: Account, leavers: list[Group]) -> bool:
+    def _give_to(self, draft: Draft, account: Account, leavers: list[AdapterState]) -> bool:
         """Give a tenant a slot that another tenant's adapter leaves, unless there is none."""
         leaver = next((group for group in leavers if group.main_account is not account), None)
         if leaver is None:
@@ -313,19 +313,19 @@ class SlotShares:
         self._moves.replace(draft, leaver, comer)
         return True
 
-    def _is_claimant(self, group: Group) -> bool:
+    def _is_claimant(self, group: AdapterState) -> bool:
         if group.adapter_id not in self._books.absent or not self._candidates.is_at_hand(group.adapter_id):
             return False
         return self._admission.can_work(group) or self._would_get_a_row(group)
 
-    def _would_get_a_row(self, group: Group) -> bool:
+    def _would_get_a_row(self, group: AdapterState) -> bool:
         """Would another tenant make room for the group's first request, once its adapter is in a slot?"""
         first, books = group.queue.next(), self._books
         if first is None or first.flights or first.account.is_full:
             return False
         return may_take(first.account, books.accounts.weights, books.rows.total, first.account.rows, 1)
 
-    def _leavers(self, held: Counter[Account | None]) -> list[Group]:
+    def _leavers(self, held: Counter[Account | None]) -> list[AdapterState]:
         """Adapters of tenants that hold more than their share: of the tenant with most, the one that runs least first.
 
         A tenant holds most if its slots are most for its weight.
@@ -340,7 +340,7 @@ class SlotShares:
         able.sort(key=lambda group: (self._level(group, held), -group.running, group.adapter_id), reverse=True)
         return able
 
-    def _level(self, group: Group, held: Counter[Account | None]) -> float:
+    def _level(self, group: AdapterState, held: Counter[Account | None]) -> float:
         owner = group.main_account
         assert owner is not None, "a group with users has an owner"
         return held[owner] / owner.weight
@@ -394,7 +394,7 @@ class Turns:
 
     # ── free slots ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _fill(self, draft: Draft, idle: list[Group]) -> None:
+    def _fill(self, draft: Draft, idle: list[AdapterState]) -> None:
         """Give away empty slots and those of idle residents."""
         books, reserved = self._books, self._policy.reserved
         kept = sum(
@@ -419,13 +419,13 @@ class Turns:
                 continue
             kept -= is_reserved
 
-    def _close(self, draft: Draft, idle: list[Group], successor: Group, is_reserved: bool) -> None:
+    def _close(self, draft: Draft, idle: list[AdapterState], successor: AdapterState, is_reserved: bool) -> None:
         """Idle residents leave slots that have closed: only when all these are left can `successor` come."""
         while self._books.slots.surplus and (leaver := self._leaver(idle, successor, is_reserved)):
             idle.remove(leaver)
             vacate(self._books, leaver, draft.now, SlotReason.IDLE)
 
-    def _line(self, draft: Draft, idle: list[Group], reserved: Set[AdapterId]) -> Iterator[Group]:
+    def _line(self, draft: Draft, idle: list[AdapterState], reserved: Set[AdapterId]) -> Iterator[AdapterState]:
         """Adapters with a reserved slot; then any adapter while a slot is unused; then adapters that could start."""
         books = self._books
         yield from (books.groups[adapter_id] for adapter_id in sorted(reserved) if adapter_id in books.absent)
@@ -438,7 +438,7 @@ class Turns:
                 break
             yield group
 
-    def _leaver(self, idle: list[Group], successor: Group, is_reserved: bool) -> Group | None:
+    def _leaver(self, idle: list[AdapterState], successor: AdapterState, is_reserved: bool) -> AdapterState | None:
         """The idle resident that makes room for `successor`, if there is one."""
         unused = [group.adapter_id for group in idle if not group.users]
         if unused:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from rota.core.events import Moved, Preempted
 from rota.core.messages import MoveRequests
-from rota.scheduler.adapter_state import Group, Standing
+from rota.scheduler.adapter_state import AdapterState, Standing
 from rota.scheduler.sequence import Sequence
 from rota.scheduler.state import Books
 
@@ -39,7 +39,7 @@ class VersionMoves:
         self._books.note_users(old)
         self._books.note_users(new)
 
-    def _begin_again(self, sequence: Sequence, old: Group, new: Group, at: float) -> None:
+    def _begin_again(self, sequence: Sequence, old: AdapterState, new: AdapterState, at: float) -> None:
         """Back to the queue; the tokens stay, the KV is computed again by the new version."""
         self._books.stand_up(sequence)
         sequence.refusal = None
@@ -47,7 +47,7 @@ class VersionMoves:
         self._books.enqueue(sequence)
         self._books.outbox.append(Preempted(sequence.request_id, at))
 
-    def _hand_over(self, sequence: Sequence, old: Group, new: Group) -> None:
+    def _hand_over(self, sequence: Sequence, old: AdapterState, new: AdapterState) -> None:
         """Without a row: the device learns of a row's adapter when a sequence sits down there."""
         books, blocks = self._books, len(sequence.held_blocks)
         if sequence.row is not None:
@@ -61,7 +61,7 @@ class VersionMoves:
         books.count_blocks(sequence, blocks)
         sequence.is_mixed = True
 
-    def _rename(self, sequence: Sequence, old: Group, new: Group) -> None:
+    def _rename(self, sequence: Sequence, old: AdapterState, new: AdapterState) -> None:
         old.exit(sequence.account)
         new.enter(sequence.account)
         if sequence.moved_from is None:

@@ -52,9 +52,9 @@ from rota.server.openai.completions import install_completions_route
 from rota.server.openai.tokenize_routes import install_tokenize_routes
 from rota.server.operator_routes import RequestsRoute, install_pause_routes, install_quarantine_routes, quarantine_log
 from rota.server.queries import Pausing, Queries
-from rota.server.resolver import HERE, Elsewhere
+from rota.server.resolver import HERE, NameLookup
 from rota.server.responses.route import install_responses_route
-from rota.server.streams import Observers, Reply, Streams
+from rota.server.streams import CallReply, Observers, Streams
 from rota.server.traffic.routes import first_routes, install_traffic_routes
 from rota.server.traffic.traffic import Shadows, Traffic
 from rota.text.speech import Parsers
@@ -103,7 +103,7 @@ def create_app(
     companions: Sequence[Companion] = (),
     has_grammars: bool = False,
     on_error: OnError = unheard,
-    elsewhere: Elsewhere = HERE,
+    elsewhere: NameLookup = HERE,
 ) -> FastAPI:
     """An application that starts and stops the service with itself.
 
@@ -152,7 +152,7 @@ def create_app(
 
 
 def _traffic(
-    service: Service, registry: Registry, config: ServerConfig, access: Access, send: Callable[[Request], Reply]
+    service: Service, registry: Registry, config: ServerConfig, access: Access, send: Callable[[Request], CallReply]
 ) -> Traffic:
     shadows, first = Shadows(send, lambda: _rows_of(service)), first_routes(config.lora_routes, registry)
     return Traffic(registry, shadows, first=first, is_open_to=access.is_open_to)

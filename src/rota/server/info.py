@@ -11,7 +11,7 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse
 
 from rota.core.adapter import Adapter
-from rota.runtime.service import Phase, ServiceState
+from rota.runtime.service import ServicePhase, ServiceState
 from rota.server.access.disclosure import path_for, reason_for
 from rota.server.access.keys import Key
 from rota.server.docs import gives
@@ -74,7 +74,7 @@ def install_probes(app: FastAPI, front: Front) -> None:
 
     def answer(good: Callable[[str], bool]) -> Response:
         state = service.state
-        is_paused = state.phase is Phase.READY and pausing.paused_at is not None
+        is_paused = state.phase is ServicePhase.READY and pausing.paused_at is not None
         status = PAUSED if is_paused else STUCK if _is_stuck(state) else state.phase.value
         reason = " ".join([*filter(None, [state.reason]), *_standstills(state)])
         body = {"status": status} | ({"reason": reason_for(key, reason)} if reason else {})
@@ -85,24 +85,26 @@ def install_probes(app: FastAPI, front: Front) -> None:
     async def healthy() -> Response:
         """200 while the engine serves, also while the server is paused. 503 at the start, while the server stops, and
         while the engine is stuck or down."""
-        return answer(lambda status: status in (Phase.READY, PAUSED))
+        return answer(lambda status: status in (ServicePhase.READY, PAUSED))
 
     @app.get("/readyz")
     @app.head("/readyz", include_in_schema=False)
     async def ready() -> Response:
         """200 while requests are answered, or wait for a slow disk. 503 otherwise, also while the server is paused."""
-        return answer(lambda status: status == Phase.READY)
+        return answer(lambda status: status == ServicePhase.READY)
 
     @app.get("/livez")
     @app.head("/livez", include_in_schema=False)
     async def live() -> Response:
         """200 while the process lives, also while its engine starts again. 503 once the engine stays down."""
-        return answer(lambda status: status != Phase.DOWN)
+        return answer(lambda status: status != ServicePhase.DOWN)
 
 
 def _is_stuck(state: ServiceState) -> bool:
-    serving = [one.standstill for one in state.engines if one.phase is Phase.READY]
-    return state.phase is Phase.READY and bool(serving) and all(one is not None and one.is_stuck for one in serving)
+    serving = [one.standstill for one in state.engines if one.phase is ServicePhase.READY]
+    return (
+        state.phase is ServicePhase.READY and bool(serving) and all(one is not None and one.is_stuck for one in serving)
+    )
 
 
 def _standstills(state: ServiceState) -> list[str]:

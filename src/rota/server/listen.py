@@ -18,7 +18,7 @@ from rota.core.errors import EngineLostError, RotaError
 from rota.observe.meters import ConnectionMeters
 from rota.runtime.children import freeze_heap
 from rota.runtime.closable import ClosableService
-from rota.runtime.service import Phase
+from rota.runtime.service import ServicePhase
 from rota.server.door.connection import BoundedConnection
 from rota.server.door.door import Door
 from rota.server.door.port import METRICS_FLAGS, taken
@@ -112,7 +112,7 @@ class GracefulServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second. A server whose engine stays down ends, once its clients have read that."""
-        if self.is_serving and (state := self._service.state).phase is Phase.DOWN:
+        if self.is_serving and (state := self._service.state).phase is ServicePhase.DOWN:
             self.lost_reason, self.should_exit = state.reason, True
         return await super().on_tick(counter)
 

@@ -19,7 +19,7 @@ from rota.core.messages import Inspect
 from rota.observe.exposition import CONTENT_TYPE, EngineReport, Stats, pieces, process_stats_of, snapshot
 from rota.observe.meters import ConnectionMeters
 from rota.observe.metrics import Metrics
-from rota.runtime.service import Phase, Service
+from rota.runtime.service import Service, ServicePhase
 from rota.server.access.access import Access
 from rota.server.access.exposure import is_loopback
 from rota.server.door.body_limit import BodyLimit
@@ -117,7 +117,7 @@ class Scrapes:
             EngineReport(
                 engine_id=engine.engine_id,
                 is_up=engine.capacity is not None,
-                is_given_up=engine.phase is Phase.DOWN,
+                is_given_up=engine.phase is ServicePhase.DOWN,
                 capacity=engine.capacity,
                 pid=engine.engine_pid,
                 inspected=inspected.get(engine.engine_id),

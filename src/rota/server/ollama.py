@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from rota.core.errors import Fault, RequestError
 from rota.core.request import MAX_SEED
 from rota.server.answers.answer import Answer, Part
-from rota.server.answers.blocks import Blocks, Step
+from rota.server.answers.blocks import AnswerBlocks, BlockStep
 from rota.server.answers.respond import RotaBody, moves_field, respond
 from rota.server.calls.fields import Count, Fields, Unsupported, read_body, within
 from rota.server.calls.prompts import Texts
@@ -114,11 +114,11 @@ class OllamaShape:
 
     def __init__(self, model: str, read: ChatCall, is_chat: bool) -> None:
         self._model, self._is_chat = model, is_chat
-        self._blocks = Blocks(read.speech)
+        self._blocks = AnswerBlocks(read.speech)
         self._began_at = time.monotonic_ns()
 
     def packet(self, _answer: Answer, parts: Sequence[Part]) -> bytes:
-        changes = [change for part in parts for change in self._blocks.hear(part) if change.step is Step.ADDED]
+        changes = [change for part in parts for change in self._blocks.hear(part) if change.step is BlockStep.ADDED]
         return b"".join([self._line({change.block.kind: change.text}, done=False) for change in changes])
 
     def ending(self, answer: Answer) -> bytes:

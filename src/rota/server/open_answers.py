@@ -11,7 +11,7 @@ from rota.core.ids import RequestId
 from rota.core.request import Request
 from rota.observe.journey import TraceHeaders
 from rota.server.access.keys import Key
-from rota.server.streams import Reply
+from rota.server.streams import CallReply
 from rota.server.traffic.route import Chosen
 
 # Names cannot contain this character: see `names`.
@@ -50,7 +50,7 @@ class OpenAnswer:
     call: Call
     answer_id: str
     requests: tuple[Request, ...]
-    reply: Reply
+    reply: CallReply
     # The adapter of each request, and why it is this one.
     chosen: tuple[Chosen, ...] = ()
 

@@ -33,7 +33,7 @@ MISSED_S = 5.0
 Roots = Callable[[], Mapping[str, str | None]]
 
 
-class Load(Protocol):
+class LoadAdapter(Protocol):
     """Loads an adapter, as the adapter manager does. Raises AdapterError."""
 
     async def __call__(self, asked: LoraPath) -> object: ...
@@ -46,7 +46,7 @@ class Resolver:
         self,
         prefix: Prefix,
         registry: Registry,
-        load: Load,
+        load: LoadAdapter,
         roots: Roots = dict,
         patience_s: float = PATIENCE_S,
         now: Callable[[], float] = time.monotonic,
@@ -131,15 +131,15 @@ def _without(prefix: Prefix, text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
+class NameLookup:
     """How the addresses of adapters are found, and below which place names are looked for."""
 
     locate: Locate = as_asked
     prefix: Prefix | None = None
 
-    def resolver(self, registry: Registry, load: Load, roots: Roots) -> Resolver | None:
+    def resolver(self, registry: Registry, load: LoadAdapter, roots: Roots) -> Resolver | None:
         """None: names that are not loaded are refused."""
         return None if self.prefix is None else Resolver(self.prefix, registry, load, roots)
 
 
-HERE = Elsewhere()
+HERE = NameLookup()

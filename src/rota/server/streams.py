@@ -78,7 +78,7 @@ class Delta:
     moves: list[Moved] = field(default_factory=list)
 
 
-class Reply:
+class CallReply:
     """The engine's events for one HTTP request: one delta for each of its requests, by position."""
 
     def __init__(self, streams: Streams, request_ids: Sequence[RequestId], idle_s: float | None) -> None:
@@ -172,19 +172,19 @@ class Streams:
         """Observers get every event before the replies do."""
         self._service = service
         self._observers = observers or Observers()
-        self._waiting: dict[RequestId, tuple[Reply, int]] = {}
+        self._waiting: dict[RequestId, tuple[CallReply, int]] = {}
 
     def start(self) -> None:
         """Start the service. Its events go to the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._service.start(self.deliver)
 
-    def open(self, requests: Sequence[Request], idle_s: float | None = None) -> Reply:
+    def open(self, requests: Sequence[Request], idle_s: float | None = None) -> CallReply:
         """Submit requests together. Raises RequestError if the service is down; then none stays open.
 
         With `idle_s`, a reader that has waited this long is woken without news.
         """
-        reply = Reply(self, [request.request_id for request in requests], idle_s)
+        reply = CallReply(self, [request.request_id for request in requests], idle_s)
         try:
             for position, request in enumerate(requests):
                 self._waiting[request.request_id] = (reply, position)
@@ -212,7 +212,7 @@ class Streams:
 
     def _dispatch(self, events: list[Event]) -> None:
         self._observers.observe(events)
-        touched: dict[Reply, None] = {}
+        touched: dict[CallReply, None] = {}
         for event in events:
             match event:
                 case Produced():
@@ -239,7 +239,7 @@ class Streams:
             else:
                 reply.delta(position).cached_tokens = event.cached_tokens
 
-    def _dispatch_tokens(self, event: Produced, touched: dict[Reply, None]) -> None:
+    def _dispatch_tokens(self, event: Produced, touched: dict[CallReply, None]) -> None:
         logprobs = dict(event.logprobs)
         for index, (request_id, token) in enumerate(zip(event.request_ids, event.tokens, strict=True)):
             waiting = self._waiting.get(request_id)
@@ -254,7 +254,7 @@ class Streams:
             if len(delta.tokens) >= reply.wakes_at:
                 touched[reply] = None
 
-    def _dispatch_scores(self, event: PromptsScored, touched: dict[Reply, None]) -> None:
+    def _dispatch_scores(self, event: PromptsScored, touched: dict[CallReply, None]) -> None:
         for request_id, new_scores in zip(event.request_ids, event.scores, strict=True):
             if waiting := self._waiting.get(request_id):
                 reply, position = waiting

@@ -148,7 +148,7 @@ class Baton:
 # The live ones are in `runtime/exchange`. Here no rank dies, so what is left is who waits for whom.
 
 
-class Board:
+class LooseRanks:
     """No rank waits: each goes by what the others said last."""
 
     def __init__(self) -> None:
@@ -177,7 +177,7 @@ class Rank(Protocol):
     def wait_for(self, round: Round) -> None: ...
 
 
-class Gathering:
+class LockstepRanks:
     """All ranks make every pass together, idle ones too, as ranks do that share collectives."""
 
     def __init__(self, ranks: int) -> None:
@@ -214,7 +214,7 @@ class ReplicaWorld(VirtualWorld):
         baton: Baton,
         costs: CostModel,
         fetch_s: float,
-        exchange: Board | Gathering | None,
+        exchange: LooseRanks | LockstepRanks | None,
         pages_of: PagesOf | None = None,
     ) -> None:
         super().__init__((), costs, fetch_s=fetch_s, pages_of=pages_of)
@@ -233,7 +233,7 @@ class ReplicaWorld(VirtualWorld):
             return max(self._now, self._awaited.said_at) if self._awaited.is_complete else math.inf
         if self._step is not None:
             return max(self._now, self._done_at(self._step))
-        called_at = self._exchange.called_at if isinstance(self._exchange, Gathering) else math.inf
+        called_at = self._exchange.called_at if isinstance(self._exchange, LockstepRanks) else math.inf
         return max(self._now, min(self.next_at, self._until, called_at))
 
     def post(self, at: float, message: Message) -> None:
@@ -265,7 +265,7 @@ class ReplicaWorld(VirtualWorld):
         return max(ticket[0], self._flying[0].done_at) if self._flying else ticket[0]
 
     def share(self, report: RankReport) -> list[RankReport]:
-        if isinstance(self._exchange, Gathering):
+        if isinstance(self._exchange, LockstepRanks):
             return self._exchange.share(self._number, self, report)
         return self._exchange.share(self._number, report) if self._exchange else [report]
 
@@ -363,7 +363,7 @@ class Fleet:
         self._quotas = TenantQuotas()
         self._front_s = costs.front_s
         self._baton = Baton(self._deliver)
-        exchange = None if gathers is None else Gathering(replicas) if gathers else Board()
+        exchange = None if gathers is None else LockstepRanks(replicas) if gathers else LooseRanks()
         self.worlds = [
             ReplicaWorld(number, self._baton, costs, fetch_s, exchange, pages_of) for number in range(replicas)
         ]

@@ -15,7 +15,7 @@ from zlib import crc32
 from rota.core.events import Admitted, Event, Finished, SlotChanged, SlotState
 from rota.core.ids import BASE, AdapterId, EngineId, RequestId, Slot
 from rota.core.request import Request
-from rota.policy.routing import Choice, RouteReason
+from rota.policy.routing import RouteReason, RoutingChoice
 from rota.runtime.routing.router import Router
 
 # ── picker ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -98,7 +98,7 @@ class FleetRouter(Protocol):
     @property
     def routed(self) -> Counter[tuple[int, RouteReason]]: ...
 
-    def route(self, request: Request, _now: float) -> Choice: ...
+    def route(self, request: Request, _now: float) -> RoutingChoice: ...
 
     def replica_of(self, request_id: RequestId) -> int | None: ...
 
@@ -128,13 +128,13 @@ class Fronts:
                 found[front * self._each + replica, reason] += count
         return found
 
-    def route(self, request: Request, now: float) -> Choice:
+    def route(self, request: Request, now: float) -> RoutingChoice:
         front = self._front(request.adapter_id, now)
         if self._picker:
             self._picker.asked(front, request)
         self._front_of[request.request_id] = front
         choice = self._routers[front].route(request, now)
-        return Choice(front * self._each + choice.replica, choice.reason)
+        return RoutingChoice(front * self._each + choice.replica, choice.reason)
 
     def replica_of(self, request_id: RequestId) -> int | None:
         front = self._front_of.get(request_id)

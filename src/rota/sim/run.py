@@ -23,7 +23,7 @@ from rota.scheduler import Scheduler
 from rota.sim.cost import CostModel, LinearCost
 from rota.sim.fleet import Fleet, ReplicaResults
 from rota.sim.fronts import Balancer, FleetRouter, Fronts
-from rota.sim.traffic import Traffic, adapter_name
+from rota.sim.traffic import SimulatedTraffic, adapter_name
 from rota.sim.world import Mail, VirtualWorld
 from rota.workload.scenario import Scenario
 
@@ -75,7 +75,7 @@ class Simulation:
     starts_at: float = field(init=False)
     results: list[ReplicaResults] = field(default_factory=list, init=False)  # of each replica, if there are several
     routed: Counter[str] = field(default_factory=Counter, init=False)  # requests by the reason for their replica
-    _traffic: Traffic = field(init=False)
+    _traffic: SimulatedTraffic = field(init=False)
 
     def run(self) -> Recorder:
         scenario = self.scenario
@@ -126,7 +126,7 @@ class Simulation:
         return found
 
     def _begin(self, mail: Mail) -> None:
-        self._traffic = Traffic(self.scenario, self.seed, mail, self.recorder, self.replicas)
+        self._traffic = SimulatedTraffic(self.scenario, self.seed, mail, self.recorder, self.replicas)
         self._traffic.begin(self.starts_at, self.costs.front_s, self.observers)
 
     def _capacity(self, config: SchedulerConfig, slots: int) -> Capacity:

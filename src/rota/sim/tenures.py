@@ -10,7 +10,7 @@ from rota.core.ids import AdapterId, EngineId, RequestId, Slot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tenure:
+class SimulatedTenure:
     """An adapter in one place during [since, until): being copied there, or ready to run."""
 
     engine_id: EngineId
@@ -25,7 +25,7 @@ class Tenure:
 class Tenures:
     """Follows the changes of slots; `closed` has the tenures that are over."""
 
-    closed: list[Tenure] = field(default_factory=list)
+    closed: list[SimulatedTenure] = field(default_factory=list)
     last_at: float = 0.0
     _open: dict[tuple[EngineId, Slot], SlotChanged] = field(default_factory=dict)
 
@@ -54,7 +54,7 @@ class Tenures:
         if begun and at > begun.at:
             is_ready = begun.state is SlotState.READY
             self.closed.append(
-                Tenure(
+                SimulatedTenure(
                     engine_id=begun.engine_id,
                     place=begun.slot,
                     adapter_id=begun.adapter_id,

@@ -16,14 +16,14 @@ from rota.core.tenant import SOLE_TENANT, Tenant
 from rota.observe.observer import Observer
 from rota.observe.summary import Recorder
 from rota.sim.world import Mail
-from rota.workload.arrivals import Ask, Visit, asks, visits
+from rota.workload.arrivals import Arrival, Visit, asks, visits
 from rota.workload.scenario import Scenario
 
 # ── prompts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 # Prompts of the simulator are numbers: no two are alike, except where a client's prompts share their first tokens.
 
 
-class Prompts:
+class SimulatedPrompts:
     """Prompts share their numbers, so that a day of traffic fits into memory.
 
     client 2, request 7    prefix of client 2 | the request's own number | 5 6 7 …
@@ -33,7 +33,7 @@ class Prompts:
         self._numbers = tuple(range(longest))
         self._clients = clients
 
-    def prompt(self, client: int, ask: Ask) -> tuple[int, ...]:
+    def prompt(self, client: int, ask: Arrival) -> tuple[int, ...]:
         """`client` is any number below the number of clients; all its prompts share the same prefix."""
         first_free, numbers = len(self._numbers), self._numbers
         own = first_free + (1 + ask.number) * self._clients + client
@@ -51,7 +51,7 @@ def adapter_name(adapter_id: AdapterId) -> str:
     return BASE_LABEL if adapter_id == BASE else f"adapter{adapter_id}"
 
 
-class Traffic:
+class SimulatedTraffic:
     """Posts messages as their time comes; must be told of events, because some clients ask again when answered."""
 
     def __init__(self, scenario: Scenario, seed: int, mail: Mail, recorder: Recorder, replicas: int = 1) -> None:
@@ -62,8 +62,8 @@ class Traffic:
         self._replicas = replicas
         self._observers: Sequence[Observer] = ()
         self._front_s = self._starts_at = 0.0
-        self._prompts = Prompts(scenario.longest, len(scenario.clients) + 1)
-        self._waves: list[Iterator[Ask]] = []  # what closed-loop clients ask next
+        self._prompts = SimulatedPrompts(scenario.longest, len(scenario.clients) + 1)
+        self._waves: list[Iterator[Arrival]] = []  # what closed-loop clients ask next
         self._client_of: dict[RequestId, int] = {}  # by open request
         self._coming: dict[AdapterId, Visit] = {}  # transient adapters that are being read
         self._added: dict[AdapterId, int] = {}  # by how many replicas, as long as some have not read it
@@ -117,7 +117,7 @@ class Traffic:
             self._mail.post(message.request.arrived_at, message)
         self._mail.post(at + visit.stays_s, RemoveAdapter(adapter_id=transient, at=at + visit.stays_s))
 
-    def _arrivals(self, client: int, wave: Iterator[Ask]) -> Iterator[tuple[float, Message]]:
+    def _arrivals(self, client: int, wave: Iterator[Arrival]) -> Iterator[tuple[float, Message]]:
         for ask in wave:
             message = self._submit(client, ask, self._starts_at + ask.at)
             yield message.request.arrived_at, message
@@ -129,7 +129,7 @@ class Traffic:
             self._client_of[message.request.request_id] = client
             self._mail.post(message.request.arrived_at, message)
 
-    def _submit(self, client: int | str, ask: Ask, at: float) -> Submit:
+    def _submit(self, client: int | str, ask: Arrival, at: float) -> Submit:
         """A request that a client sends at `at`, and its abort if the client will not wait for the end."""
         request_id = RequestId(f"{client}-{ask.number:07d}")
         tenant = self._tenant_of(client, ask)
@@ -153,7 +153,7 @@ class Traffic:
             )
         )
 
-    def _sampling(self, client: int | str, ask: Ask) -> SamplingParams:
+    def _sampling(self, client: int | str, ask: Arrival) -> SamplingParams:
         """Requests with a grammar are spread evenly over a client's."""
         sampling = _sampling(ask)
         share = self._scenario.clients[client].grammar_share if isinstance(client, int) else 0.0
@@ -161,13 +161,13 @@ class Traffic:
             replace(sampling, grammar=GRAMMAR) if int((ask.number + 1) * share) > int(ask.number * share) else sampling
         )
 
-    def _tenant_of(self, client: int | str, ask: Ask) -> Tenant:
+    def _tenant_of(self, client: int | str, ask: Arrival) -> Tenant:
         if isinstance(client, str):
             return SOLE_TENANT
         return self._scenario.tenant_of(self._scenario.clients[client], adapter_name(ask.adapter_id))
 
 
-def _sampling(ask: Ask) -> SamplingParams:
+def _sampling(ask: Arrival) -> SamplingParams:
     """An answer ends at its limit, or by a stop token: the n-th token of such an answer is n."""
     if ask.max_tokens is None:
         return _params(ask.output_tokens, frozenset())

@@ -10,22 +10,22 @@ _BLANKS = " \t\n\r"
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class ThinkingMarks:
     """Texts between which a family of models thinks."""
 
     starts: Markers
     ends: Markers
 
 
-_THINK = Marks(Markers("<think>"), Markers("</think>"))
+_THINK = ThinkingMarks(Markers("<think>"), Markers("</think>"))
 
 # By the name of their parser. The names of models are those that vLLM's and SGLang's operators know.
 MARKS = {
     "think": _THINK,
     "qwen3": _THINK,
     "deepseek_r1": _THINK,
-    "mistral": Marks(Markers("[THINK]"), Markers("[/THINK]")),
-    "granite": Marks(
+    "mistral": ThinkingMarks(Markers("[THINK]"), Markers("[/THINK]")),
+    "granite": ThinkingMarks(
         Markers("Here is my thought process:", "Here's my thought process:"),
         Markers("Here is my response:", "Here's my response:"),
     ),
@@ -46,7 +46,7 @@ class ThinkingParser:
     An answer without thoughts is left as it is. Blanks beside the marks belong to the marks.
     """
 
-    def __init__(self, marks: Marks, is_open: bool) -> None:
+    def __init__(self, marks: ThinkingMarks, is_open: bool) -> None:
         """`is_open`: the prompt already ends with the first mark."""
         self._marks = marks
         self._text = ""  # held back

@@ -66,7 +66,7 @@ class StopWatcher:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextPiece:
     """New text. `is_stopped`: a stop string ended the text, and nothing follows."""
 
     text: str
@@ -121,14 +121,14 @@ class TextStream:
         """The stop string that ended the text, if one did."""
         return self._watcher.matched
 
-    def push(self, tokens: Sequence[int]) -> Piece:
+    def push(self, tokens: Sequence[int]) -> TextPiece:
         self._count += len(tokens)
         if not self._hidden.isdisjoint(tokens):
             tokens = [token for token in tokens if token not in self._hidden]
         text = self._watcher.push(self._detokenizer.push(tokens), self._count > self._min_tokens)
-        return Piece(text, self._watcher.matched is not None)
+        return TextPiece(text, self._watcher.matched is not None)
 
-    def finish(self) -> Piece:
+    def finish(self) -> TextPiece:
         """The last piece: the text that was held back."""
         text = self._watcher.push(self._detokenizer.finish(), self._count > self._min_tokens)
-        return Piece(text + self._watcher.finish(), self._watcher.matched is not None)
+        return TextPiece(text + self._watcher.finish(), self._watcher.matched is not None)

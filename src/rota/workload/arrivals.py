@@ -12,7 +12,7 @@ from rota.workload.scenario import Client, Scenario
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class Arrival:
     """A future request: `at` counts from the start; in a closed loop it is 0."""
 
     number: int
@@ -26,7 +26,7 @@ class Ask:
     max_tokens: int | None = None  # the limit that the request names; None: the length of the answer
 
 
-def asks(client: Client, seed: int) -> Iterator[Ask]:
+def asks(client: Client, seed: int) -> Iterator[Arrival]:
     """A client's requests in order."""
     dice = random.Random(seed)
     weights = list(itertools.accumulate(_weights(client)))
@@ -43,7 +43,7 @@ def asks(client: Client, seed: int) -> Iterator[Ask]:
             adapter = AdapterId(client.first_adapter + index)
         leaves_after_s = dice.uniform(0.0, client.cancel_within_s) if dice.random() < client.cancel_share else None
         prompt_tokens = dice.randint(*client.prompt_tokens)
-        yield Ask(
+        yield Arrival(
             number=number,
             at=at,
             adapter_id=adapter,
@@ -80,7 +80,7 @@ class Visit:
     number: int
     at: float
     host: AdapterId
-    asks: tuple[Ask, ...]
+    asks: tuple[Arrival, ...]
     stays_s: float
 
 
@@ -101,7 +101,7 @@ def visits(scenario: Scenario, seed: int) -> Iterator[Visit]:
         distribution="distinct",
         base_share=0.0,
     )
-    own: list[Ask] = []
+    own: list[Arrival] = []
     for ask in asks(host, seed):
         own.append(replace(ask, at=stays_s * len(own) / each))
         if len(own) == each:

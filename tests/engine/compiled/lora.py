@@ -12,7 +12,7 @@ import triton.language as tl
 from rota.engine.lora.batch import DECODE_TILE
 from rota.engine.lora.files.ranks import PAGE_RANK
 from rota.engine.lora.triton_embed_head import COLUMNS, STAGES, STEP, WARPS, own_head_kernel
-from rota.engine.lora.triton_ops import DECODE, Tuning, expand_kernel, shrink_kernel
+from rota.engine.lora.triton_ops import DECODE, LoraTuning, expand_kernel, shrink_kernel
 from tests.engine.kernels_compiled import compile_kernel, resources
 
 # A step's inputs may lie anywhere.
@@ -35,13 +35,13 @@ def compiled(kernel: Any, types: dict[str, str], constants: dict[str, Any], page
     return compile_kernel(kernel, types, constants, ANYWHERE, num_warps=warps, num_stages=stages)
 
 
-def shrink(tuning: Tuning, tile: int, page: int) -> Any:
+def shrink(tuning: LoraTuning, tile: int, page: int) -> Any:
     shapes = tuning.shrink
     constants = {"INPUTS": 4096, "TILE": tile, "ROWS": shapes.rows, "SHARE": shapes.share, "STEP": shapes.step}
     return compiled(shrink_kernel, TYPES, constants, page, shapes.warps, shapes.stages)
 
 
-def expand(tuning: Tuning, tile: int, by_token: bool, page: int, trim: int = 0) -> Any:
+def expand(tuning: LoraTuning, tile: int, by_token: bool, page: int, trim: int = 0) -> Any:
     shapes = tuning.expand
     constants = {
         "FIRST": 4096, "SECOND": 1024, "THIRD": 1024, "SHARES": 1 if by_token else 8, "TILE": tile,

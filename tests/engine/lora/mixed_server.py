@@ -15,7 +15,7 @@ from rota.core.request import Request
 from rota.engine.build import build_engine
 from rota.engine.choices import choose
 from rota.engine.engine import Engine
-from rota.engine.quantised.maker import Maker
+from rota.engine.quantised.maker import MatrixMaker
 from rota.runtime.doorbell import Doorbell
 from rota.runtime.live import LiveWorld
 from rota.runtime.loop import run
@@ -38,7 +38,7 @@ class Server:
         depth: Literal[1, 2] = 2,
         turn_ms: float = 5.0,
         max_open: int = 100,
-        maker: Maker | None = None,
+        maker: MatrixMaker | None = None,
         device: Literal["cpu", "cuda"] = "cpu",
     ) -> None:
         self._max_open = max_open

@@ -20,7 +20,7 @@ from rota.engine.device import DeviceMemory
 from rota.engine.kv_cache import CacheShape
 from rota.engine.lora.bank import slot_bytes
 from rota.engine.lora.bank_size import (
-    Room,
+    BankRoom,
     bytes_beside_kv,
     choose_pages,
     choose_rank,
@@ -51,9 +51,9 @@ def annexes_of(rank: int) -> Callable[[int], tuple[str, ...]]:
     return partial(annexed_sites, LLAMA_8B, rank=rank, dtype=torch.bfloat16)
 
 
-def room_for(rank: int, memory: DeviceMemory, rows: int = ROWS, more: int = 0) -> Room:
+def room_for(rank: int, memory: DeviceMemory, rows: int = ROWS, more: int = 0) -> BankRoom:
     """Llama-8B's in bf16, with Triton's kernels."""
-    return Room(
+    return BankRoom(
         place_bytes=slot_bytes(LLAMA_8B, rank, torch.bfloat16),
         more=more,
         memory=memory,

@@ -23,7 +23,7 @@ from rota.engine.lora.bank import slot_bytes
 from rota.engine.lora.bank_size import BankSize
 from rota.engine.lora.files.checkpoint import read_checkpoint
 from rota.engine.model.sites import SITES
-from rota.engine.parallel.group import ONE_RANK, Group
+from rota.engine.parallel.group import ONE_RANK, RankGroup
 from rota.llm.config import build_device, engine_config, first_adapters, locate_model, told_later, with_first
 from tests.engine.lora.adapter_factory import load_with_peft, make_adapter
 from tests.engine.lora.llama import LLAMA_8B
@@ -155,7 +155,7 @@ def test_ranks_agree_on_what_the_first_starts_with_and_the_poorest_holds(model):
     shape = CacheShape(1, 1, 1, 8, torch.float32)
     slot = slot_bytes(chosen.spec, 16, torch.float32)
 
-    def agreed(group: Group, told: tuple[FirstAdapters, ...], slots: tuple[int, ...]) -> BankSize:
+    def agreed(group: RankGroup, told: tuple[FirstAdapters, ...], slots: tuple[int, ...]) -> BankSize:
         memory = DeviceMemory(20 * slots[group.rank] * slot, 0)
         own = replace(asked, first=told[group.rank], cache=replace(asked.cache, kv_blocks=None))
         return choose_bank(own, replace(chosen, memory=memory), shape, group)

@@ -13,7 +13,7 @@ from rota.core.events import AdapterRefused
 from rota.engine.families.table import read_spec
 from rota.engine.lora.bank import NO_ROOM
 from rota.engine.lora.files.checks import HeaderCheck
-from rota.engine.lora.growth import Growth
+from rota.engine.lora.growth import SlotGrowth
 from tests.engine.lora.features import World, assert_answers_as_peft, only, world_of
 from tests.engine.lora.mixed_server import Server, adapter
 
@@ -90,7 +90,7 @@ def test_ranks_have_what_their_first_adapters_need(world):
 
 
 def test_growth_is_due_once():
-    growth = Growth(Extra.HEAD, lambda extras: 10 * int(extras), lambda: 25)
+    growth = SlotGrowth(Extra.HEAD, lambda extras: 10 * int(extras), lambda: 25)
     assert growth.refusal(Extra.HEAD | Extra.TRIMS) == ""
     assert "needs 30 bytes on the device for DoRA or biases and factors of the embedding" in growth.refusal(
         Extra.TRIMS | Extra.EMBEDDING

@@ -9,7 +9,7 @@ import torch
 
 from rota.core.adapter import Adapter
 from rota.core.ids import AdapterId
-from rota.engine.lora.files.reader import AdapterReader, Refused
+from rota.engine.lora.files.reader import AdapterReader, RefusedAdapter
 from rota.engine.lora.host import HostAdapter
 from tests.waiting import PATIENCE_S, until
 
@@ -43,13 +43,15 @@ def test_a_read_that_hangs_is_given_up_and_the_next_ones_are_read(monkeypatch):
     assert disk.is_reading.wait(PATIENCE_S)
     timers[0].function(*timers[0].args)
 
-    assert hangs.result(PATIENCE_S) == Refused("Adapter 'parrot' could not be read from hangs within 0.5 seconds.")
+    assert hangs.result(PATIENCE_S) == RefusedAdapter(
+        "Adapter 'parrot' could not be read from hangs within 0.5 seconds."
+    )
     assert [other.result(PATIENCE_S) for other in others] == [READ, READ]
     # The one that hung comes back too late: nobody hears of it, and it reads nothing more.
     disk.answers.set()
     threads[0].join(PATIENCE_S)
     assert not threads[0].is_alive()
-    assert isinstance(hangs.result(), Refused)
+    assert isinstance(hangs.result(), RefusedAdapter)
     assert reader.submit(adapter("d")).result(PATIENCE_S) is READ
     reader.close()
     assert len(threads) == 2
@@ -67,7 +69,7 @@ def test_closing_ends_the_read_under_way_and_refuses_the_others():
     closing.join(PATIENCE_S)
 
     assert copies[0].result(PATIENCE_S) is READ
-    assert copies[1].result(PATIENCE_S) == Refused("Adapter 'parrot' was not read: the engine is stopping.")
+    assert copies[1].result(PATIENCE_S) == RefusedAdapter("Adapter 'parrot' was not read: the engine is stopping.")
 
 
 @pytest.mark.parametrize("error", [OSError("gone"), ValueError("no header")])
@@ -77,5 +79,5 @@ def test_whatever_goes_wrong_is_told_in_a_sentence(error):
 
     reader = AdapterReader(fails)
     refused = reader.submit(adapter("/a")).result(PATIENCE_S)
-    assert refused == Refused(f"Adapter 'parrot' could not be loaded from /a ({type(error).__name__}: {error}).")
+    assert refused == RefusedAdapter(f"Adapter 'parrot' could not be loaded from /a ({type(error).__name__}: {error}).")
     reader.close()

@@ -14,7 +14,7 @@ from rota.engine.layer_cache import LayerCache
 from rota.engine.ops import reference
 from rota.engine.ops.cpu import CPUOperations
 from rota.engine.ops.protocol import Operations
-from rota.engine.quantised.maker import Maker
+from rota.engine.quantised.maker import MatrixMaker
 from rota.engine.step.device_step import DeviceStep, PrefillPart, int32
 from rota.engine.weights.load import load_weights
 
@@ -33,7 +33,7 @@ class Sequences:
         rows: int = 1,
         operations: str = "cpu",
         dtype: torch.dtype = torch.float32,
-        maker: Maker | None = None,
+        maker: MatrixMaker | None = None,
     ) -> None:
         spec = read_spec(folder)
         weights = load_weights(folder, spec, CPU, dtype, quiet=True, maker=maker)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rota.engine.parallel import gpu_group
 from rota.engine.parallel.gpu_group import GPUGroup
-from rota.engine.parallel.group import Group
+from rota.engine.parallel.group import RankGroup
 from tests.engine.parallel.together import together
 
 
@@ -27,7 +27,7 @@ def ran(monkeypatch) -> list[str]:
 
 
 def on_two(part: Callable[[GPUGroup], Tensor]) -> list[Tensor]:
-    def on_rank(threads: Group) -> Tensor:
+    def on_rank(threads: RankGroup) -> Tensor:
         return part(GPUGroup(threads.rank, threads.size, threads.sum))
 
     return together(2, on_rank)

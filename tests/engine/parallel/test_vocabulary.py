@@ -9,20 +9,20 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rota.core.plan import NO_TOKEN
-from rota.engine.parallel.group import Group
+from rota.engine.parallel.group import RankGroup
 from rota.engine.parallel.shard import Shard
-from rota.engine.sampling.vocabulary import Vocabulary
+from rota.engine.sampling.vocabulary import RankVocabulary
 from tests.engine.parallel.together import together
 
 
-def own(logits: Tensor, group: Group) -> tuple[Vocabulary, Tensor]:
+def own(logits: Tensor, group: RankGroup) -> tuple[RankVocabulary, Tensor]:
     shard = Shard(group.rank, group.size)
     cut = shard.tokens(logits.shape[1])
-    return Vocabulary(logits.shape[1], group, shard), logits[:, cut.first : cut.end]
+    return RankVocabulary(logits.shape[1], group, shard), logits[:, cut.first : cut.end]
 
 
 def greedy(logits: Tensor, size: int) -> list[tuple[list[int], list[int]]]:
-    def part(group: Group) -> tuple[list[int], list[int]]:
+    def part(group: RankGroup) -> tuple[list[int], list[int]]:
         vocabulary, share = own(logits, group)
         tokens, masked = vocabulary.greedy(share)
         return tokens.tolist(), masked.tolist()
@@ -39,7 +39,7 @@ NUMBERS = st.sampled_from([0.0, -1.0, 1.0, 2.0, 2.0, float("nan"), float("inf"),
 def test_the_first_of_the_largest_is_chosen_and_what_is_no_number_gives_no_token(size, vocabulary, data):
     rows = data.draw(st.lists(st.lists(NUMBERS, min_size=vocabulary, max_size=vocabulary), min_size=1, max_size=3))
     logits = torch.tensor(rows)
-    right = [part.tolist() for part in Vocabulary(vocabulary).greedy(logits)]
+    right = [part.tolist() for part in RankVocabulary(vocabulary).greedy(logits)]
 
     for tokens, masked in greedy(logits, size):
         assert masked == right[1]
@@ -59,7 +59,7 @@ def test_the_last_token_of_a_large_vocabulary_is_not_rounded(dtype):
 def test_all_logits_are_in_order_whatever_the_last_rank_s_share(vocabulary):
     logits = torch.randn(3, vocabulary)
 
-    def part(group: Group) -> Tensor:
+    def part(group: RankGroup) -> Tensor:
         ranks, share = own(logits, group)
         return ranks.whole(share)
 

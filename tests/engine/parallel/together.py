@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from rota.engine.parallel.group import Group
+from rota.engine.parallel.group import RankGroup
 from tests.waiting import PATIENCE_S
 
 Result = TypeVar("Result")
@@ -43,7 +43,7 @@ class ThreadRank:
         """Nothing is open."""
 
 
-def together(size: int, part: Callable[[Group], Result]) -> list[Result]:
+def together(size: int, part: Callable[[RankGroup], Result]) -> list[Result]:
     """What `part` gives on every rank of a group."""
     given: list[Tensor | None] = [None] * size
     barrier = threading.Barrier(size, timeout=PATIENCE_S)

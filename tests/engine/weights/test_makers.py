@@ -18,7 +18,7 @@ from rota.engine.families.table import read_spec
 from rota.engine.parallel.shard import Shard
 from rota.engine.quantised.eight_bit import in_eight_bit_floats, rounded_rows
 from rota.engine.quantised.files import GroupsFile
-from rota.engine.quantised.maker import Maker
+from rota.engine.quantised.maker import MatrixMaker
 from rota.engine.quantised.matrices import FourBit
 from rota.engine.weights.layouts.table import read_layout
 from rota.engine.weights.load import Weights, dummy_weights, load_weights, weight_bytes
@@ -37,7 +37,7 @@ PROMPT = torch.randint(3, 250, (40,), generator=torch.Generator().manual_seed(5)
 NEW_TOKENS = 24
 
 
-def maker_of(folder: Path, dtype: torch.dtype = torch.float32) -> Maker:
+def maker_of(folder: Path, dtype: torch.dtype = torch.float32) -> MatrixMaker:
     """A GPU's, whose products have references on a CPU."""
     layout = read_layout(folder)
     if layout is None:
@@ -72,7 +72,7 @@ def error(found: Tensor, expected: Tensor) -> float:
     return float((found.float() - expected).norm() / expected.norm())
 
 
-def logits_in(folder: Path, maker: Maker | None, dtype: torch.dtype = torch.float32) -> Tensor:
+def logits_in(folder: Path, maker: MatrixMaker | None, dtype: torch.dtype = torch.float32) -> Tensor:
     sequences = Sequences(folder, dtype=dtype, maker=maker)
     found = [sequences.step(chunks={0: PROMPT[:30]})]
     return torch.cat(found + [sequences.step(decodes={0: token}) for token in PROMPT[30:]])

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from rota.core.errors import ModelError
 from rota.engine.families.table import read_spec
-from rota.engine.folders.gguf_folder import Entry, write_safetensors
+from rota.engine.folders.gguf_folder import GgufTensor, write_safetensors
 from rota.engine.lora.layout import annex_rows
 from rota.engine.model.linear import Linear
 from rota.engine.model.sites import SITES, site_shapes
 from rota.engine.parallel.shard import WHOLE, Shard
-from rota.engine.quantised.maker import Maker
+from rota.engine.quantised.maker import MatrixMaker
 from rota.engine.weights.layouts.table import read_layout
 from rota.engine.weights.load import Weights, load_weights
 from rota.engine.weights.makers import EightBitFloats, FourBitCodes
@@ -40,7 +40,7 @@ def load(
     copier: Copier | None = None,
     dtype: torch.dtype = torch.float32,
     annex: AnnexRows = NO_ANNEX,
-    maker: Maker | None = None,
+    maker: MatrixMaker | None = None,
     shard: Shard = WHOLE,
 ) -> Weights:
     copier_for = no_copier if copier is None else lambda _: copier
@@ -104,7 +104,7 @@ def test_a_tensor_may_begin_at_any_byte(tmp_path):
     stored = {name: tensor.clone() for name, tensor in load_file(tmp_path / SINGLE).items()}
     tensors = {"model.rotary_emb.inv_freq": spare, **stored}
     kinds = {torch.uint8: "U8", torch.float32: "F32"}
-    entries = [Entry(name, kinds[one.dtype], tuple(one.shape), one.itemsize) for name, one in tensors.items()]
+    entries = [GgufTensor(name, kinds[one.dtype], tuple(one.shape), one.itemsize) for name, one in tensors.items()]
     write_safetensors(tmp_path / SINGLE, entries, (one.numpy() for one in tensors.values()))
     assert_equal(tmp_path, load(tmp_path, PlainCopier()), expected)
 
@@ -147,7 +147,7 @@ def test_plain_weights_are_rounded_as_they_come(tmp_path):
     assert copier.copied_bytes == plain_bytes(tmp_path)
 
 
-def maker_of(folder: Path) -> Maker:
+def maker_of(folder: Path) -> MatrixMaker:
     layout = read_layout(folder)
     assert layout is not None
     if layout.bits == 8:

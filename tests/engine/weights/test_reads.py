@@ -19,7 +19,7 @@ from rota.core.errors import ModelError
 from rota.engine.parallel.shard import Cut
 from rota.engine.weights.reads.parallel import ParallelReads
 from rota.engine.weights.reads.pinned import no_copier, pinned_on_gpu
-from rota.engine.weights.reads.ring import ALIGNMENT, Place, RingSetup, cut_into_runs, read_places
+from rota.engine.weights.reads.ring import ALIGNMENT, FileRange, RingSetup, cut_into_runs, read_places
 from tests.engine.weights.copiers import FailingCopier, LateCopier, PlainCopier
 
 SMALL = RingSetup(threads=3, buffers=2, buffer_bytes=256)
@@ -49,7 +49,7 @@ def tensors() -> dict[str, Tensor]:
 
 
 @pytest.fixture
-def places(tmp_path, tensors) -> dict[str, Place]:
+def places(tmp_path, tensors) -> dict[str, FileRange]:
     save_file(tensors, tmp_path / "some.safetensors")
     found = read_places(tmp_path / "some.safetensors")
     return {name: found[name] for name in tensors}  # in the order of a model, not in the file's
@@ -180,7 +180,7 @@ def test_a_tensor_out_of_turn_or_of_another_order_in_memory_comes_from_elsewhere
 
 
 def test_rows_of_a_tensor_lie_one_after_the_other():
-    place = Place(path=Path("f"), start=100, end=100 + 6 * 5 * 2, dtype=torch.bfloat16)
+    place = FileRange(path=Path("f"), start=100, end=100 + 6 * 5 * 2, dtype=torch.bfloat16)
     rows = place.rows(Cut(0, 2, 5, 6))
     assert (rows.start, rows.end, rows.numbers) == (120, 150, 15)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rota.core.errors import ModelError
 from rota.engine.families.table import read_spec
-from rota.engine.quantised.maker import Maker
+from rota.engine.quantised.maker import MatrixMaker
 from rota.engine.weights.layouts.table import read_layout
 from rota.engine.weights.load import load_weights
 from rota.engine.weights.makers import EightBitFloats, FourBitCodes
@@ -84,7 +84,7 @@ def test_int8_activations_are_refused(tmp_path):
             read_layout(tmp_path)
 
 
-def makers(folder: Path) -> list[Maker | None]:
+def makers(folder: Path) -> list[MatrixMaker | None]:
     layout = read_layout(folder)
     assert layout is not None
     eight, four = EightBitFloats(layout.holds), FourBitCodes(layout.holds, layout.group_size, torch.float32)

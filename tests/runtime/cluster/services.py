@@ -12,7 +12,7 @@ from rota.commands.ray_engines import ray_service
 from rota.core.config import EngineConfig, ModelConfig, ServerConfig
 from rota.core.events import FinishReason
 from rota.runtime.cluster.cluster import Cluster
-from rota.runtime.service import Phase, Service
+from rota.runtime.service import Service, ServicePhase
 from tests.builders import submit
 from tests.fakes import FakeDevice, alphabet
 from tests.runtime.cluster.clusters import RayNodes
@@ -50,7 +50,7 @@ def served(nodes: RayNodes, **model: Any) -> Iterator[tuple[Service, Listener]]:
 
 
 def all_serve(service: Service, replicas: int = 3) -> bool:
-    return [one.phase for one in service.state.engines] == [Phase.READY] * replicas
+    return [one.phase for one in service.state.engines] == [ServicePhase.READY] * replicas
 
 
 def free_again(nodes: RayNodes, processors: int = 3) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rota.core.config import EngineConfig, ModelConfig
-from rota.runtime.cluster.driver import Whereabouts, ending_of
+from rota.runtime.cluster.driver import EngineWhereabouts, ending_of
 from rota.runtime.cluster.joining import own_versions, unlike, unlike_files
 from rota.runtime.ranks.meeting import facts
 
@@ -74,6 +74,6 @@ def test_a_machine_without_the_model_is_told_where_it_must_lie(tmp_path):
     ],
 )
 def test_the_end_of_an_actor_is_one_sentence(words, is_alive, why, is_refused):
-    ended = ending_of(7, RuntimeError(words), Whereabouts("10.0.0.2", is_alive))
+    ended = ending_of(7, RuntimeError(words), EngineWhereabouts("10.0.0.2", is_alive))
 
     assert (ended.number, ended.why, ended.is_refused) == (7, why, is_refused)

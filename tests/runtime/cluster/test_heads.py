@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from rota.runtime.service import Phase
+from rota.runtime.service import ServicePhase
 from tests.processes import is_alive, started
 from tests.runtime.cluster.clusters import ray_nodes
 from tests.runtime.cluster.services import all_serve, ask, drivers, failed, free_again, served
@@ -50,7 +50,7 @@ def test_with_rays_fault_tolerance_replicas_serve_while_the_head_restarts_and_ar
             nodes.stop_head()
             assert failed(listener, names) == []
             assert failed(listener, ask(service, listener, 6, "headless")) == []
-            assert service.state.phase is Phase.READY
+            assert service.state.phase is ServicePhase.READY
 
             nodes.start_head()
             assert failed(listener, ask(service, listener, 6, "again")) == []
@@ -74,7 +74,7 @@ def test_without_it_the_front_says_that_the_cluster_is_gone_and_serves_again_on_
         service, listener = stack.__enter__()
         assert failed(listener, ask(service, listener, 3)) == []
         nodes.stop_head()
-        assert until(lambda: service.state.phase is Phase.STARTING)
+        assert until(lambda: service.state.phase is ServicePhase.STARTING)
         assert until(lambda: f"The Ray cluster at {nodes.address} is gone" in service.state.reason)
         assert until(lambda: nodes.engines() == []), "engines end with their cluster"
     try:

@@ -15,7 +15,7 @@ from rota.commands.ray_engines import ray_service
 from rota.core.config import ServerConfig
 from rota.core.errors import ConfigError, EngineDiedError
 from rota.core.events import FinishReason, Produced
-from rota.runtime.service import Phase
+from rota.runtime.service import ServicePhase
 from tests.builders import abort, submit
 from tests.fakes import continuation
 from tests.processes import is_alive
@@ -77,8 +77,12 @@ def test_a_node_that_is_killed_ends_its_own_requests_and_its_replica_waits_for_a
         assert all("of the Ray cluster" in message for message in lost)
 
         assert until(lambda: "has no place to run: it needs 1 CPU on one machine" in service.state.reason)
-        assert service.state.phase is Phase.READY
-        assert sorted(one.phase for one in service.state.engines) == [Phase.READY, Phase.READY, Phase.STARTING]
+        assert service.state.phase is ServicePhase.READY
+        assert sorted(one.phase for one in service.state.engines) == [
+            ServicePhase.READY,
+            ServicePhase.READY,
+            ServicePhase.STARTING,
+        ]
         assert failed(listener, ask(service, listener, 6, "meanwhile")) == []
 
         nodes.add()

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from rota.policy.prefill_delayer import PrefillDelayer, RankReport, Verdict
+from rota.policy.prefill_delayer import DelayVerdict, PrefillDelayer, RankReport
 from rota.runtime.exchange import all_gather
 from rota.runtime.exchange.all_gather import AllGather, Bells
 from tests.runtime.exchange.doomed import POINTS, Doomed
@@ -23,7 +23,7 @@ from tests.waiting import PATIENCE_S, until
 RANKS = 3
 IDLE = RankReport(is_prefillable=False, is_below_watermark=False, running=0, largest_batch=0, admissible=0)
 # What a rank was told in a round, and what it made of that.
-Heard = tuple[list[RankReport], Verdict]
+Heard = tuple[list[RankReport], DelayVerdict]
 
 a_pass = st.fixed_dictionaries(
     {
@@ -97,7 +97,7 @@ def live_all(folder: Path, rank: int, lives: list) -> list[dict[int, Heard]]:
     return [Life(folder, rank).live(passes, ending) for passes, ending in lives]
 
 
-def without_clock(verdict: Verdict) -> tuple:
+def without_clock(verdict: DelayVerdict) -> tuple:
     """When a rank asks again is by its own clock, and is no part of what ranks agree on."""
     return verdict.is_allowed, verdict.reason, verdict.passes, verdict.waited_s
 

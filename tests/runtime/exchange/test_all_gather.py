@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from rota.policy.prefill_delayer import Outcome
+from rota.policy.prefill_delayer import DelayOutcome
 from rota.runtime.exchange import all_gather
 from tests.runtime.exchange.crew import RANKS, Crew, crew_of
 from tests.runtime.exchange.doomed import POINTS
@@ -99,13 +99,13 @@ def test_the_clock_passes_to_the_lowest_rank_that_lives_and_the_time_waited_does
         return [answers[0]["reason"], answers[0]["waited_s"]]
 
     crew.order(EVERYONE, "decide", {"running": 1, "admissible": 0, "token_usage": 0.9, "now": 0.0})
-    assert decide(EVERYONE, at=1.0) == [Outcome.DELAY, 0.0]
-    assert decide(EVERYONE, at=1.2) == [Outcome.DELAY, 0.2]
+    assert decide(EVERYONE, at=1.0) == [DelayOutcome.DELAY, 0.0]
+    assert decide(EVERYONE, at=1.2) == [DelayOutcome.DELAY, 0.2]
     crew.order([0], "doom", {"point": "before its line"})
     crew.begin(0, "share", **said(0))
-    assert decide([1, 2, 3], at=1.3) == [Outcome.DELAY, 0.3]
-    assert decide([1, 2, 3], at=1.499) == [Outcome.DELAY, 0.499]
-    assert decide([1, 2, 3], at=1.5) == [Outcome.WAIT_SUCCESS, 0.5]
+    assert decide([1, 2, 3], at=1.3) == [DelayOutcome.DELAY, 0.3]
+    assert decide([1, 2, 3], at=1.499) == [DelayOutcome.DELAY, 0.499]
+    assert decide([1, 2, 3], at=1.5) == [DelayOutcome.WAIT_SUCCESS, 0.5]
 
     crew.wait_for_death(0)
     crew.restart(0)

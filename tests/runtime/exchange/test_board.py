@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rota.policy.prefill_delayer import REPORT_LASTS_MS, RankReport, on_board
-from rota.runtime.exchange.lines import MOST, Lines
+from rota.runtime.exchange.lines import MOST, SharedLines
 from rota.runtime.exchange.place import WORDS, Board
 from tests.runtime.exchange.crew import crew_of
 from tests.waiting import PATIENCE_S
@@ -20,7 +20,7 @@ WRITES = 100_000
 
 @pytest.fixture
 def path(tmp_path) -> Path:
-    Lines.create(tmp_path / "board", 4, WORDS)
+    SharedLines.create(tmp_path / "board", 4, WORDS)
     return tmp_path / "board"
 
 
@@ -63,7 +63,7 @@ def test_an_idle_rank_holds_nobody_back_from_its_last_pass_on(path):
 
 
 def test_a_rank_whose_line_is_torn_has_said_what_it_said_before(path):
-    first, second, lines = Board(path, 0), Board(path, 1), Lines(path, WORDS)
+    first, second, lines = Board(path, 0), Board(path, 1), SharedLines(path, WORDS)
     first.share(at_work(running=7))
     whole = lines.memory[: lines.line_bytes]
     second.share(at_work())
@@ -82,7 +82,7 @@ def test_a_rank_whose_line_is_torn_has_said_what_it_said_before(path):
 
 
 def test_a_successor_of_a_rank_that_died_within_its_line_is_understood(path):
-    first, second, lines = Board(path, 0), Board(path, 1), Lines(path, WORDS)
+    first, second, lines = Board(path, 0), Board(path, 1), SharedLines(path, WORDS)
     for running in (7, 8):
         whole = lines.memory[: lines.line_bytes]
         first.share(at_work(running=running))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rota.policy.prefill_delayer import Outcome
+from rota.policy.prefill_delayer import DelayOutcome
 from tests.policy.delayer_table import ALL, NONE, SOME, TABLE
 from tests.runtime.exchange.crew import RANKS, Crew, crew_of
 
@@ -67,7 +67,7 @@ def of_those_with_prompts(crew: Crew, reasons: list[str], with_prompts: int) -> 
     """On a board a rank without prompts decides nothing."""
     if crew.kind == "all-gather":
         return reasons
-    assert set(reasons[with_prompts:]) <= {Outcome.NOTHING}
+    assert set(reasons[with_prompts:]) <= {DelayOutcome.NOTHING}
     return reasons[:with_prompts] or reasons
 
 
@@ -75,7 +75,7 @@ def of_those_with_prompts(crew: Crew, reasons: list[str], with_prompts: int) -> 
 def test_every_row_of_the_table(crew, prefillable, force, slot, before, limit, reason, after):
     new(crew, max_delay_passes=limit, token_usage_low_watermark=0.5)
     for _ in range(before):
-        assert set(decide(crew)) == {Outcome.DELAY}
+        assert set(decide(crew)) == {DelayOutcome.DELAY}
     with_prompts = {ALL: RANKS, SOME: 2, NONE: 0}[prefillable]
     reasons = decide(
         crew,
@@ -94,17 +94,17 @@ def test_a_pass_in_which_only_adapters_block_keeps_the_delay(crew):
     new(crew, max_delay_passes=4)
     for _ in range(2):
         decide(crew)
-    assert set(decide(crew, admissible=0, blocked_by_adapters=True)) == {Outcome.NOTHING}
+    assert set(decide(crew, admissible=0, blocked_by_adapters=True)) == {DelayOutcome.NOTHING}
 
-    assert set(decide(crew)) == {Outcome.DELAY}
-    assert set(decide(crew)) == {Outcome.WAIT_TIMEOUT}
+    assert set(decide(crew)) == {DelayOutcome.DELAY}
+    assert set(decide(crew)) == {DelayOutcome.WAIT_TIMEOUT}
 
 
 def test_the_first_prompts_after_every_idle_time_start_at_once(crew):
     new(crew, is_idle=True)
     for _ in range(2):
-        assert set(decide(crew, running=0)) == {Outcome.NO_WAIT}
-        assert set(decide(crew)) == {Outcome.DELAY}
+        assert set(decide(crew, running=0)) == {DelayOutcome.NO_WAIT}
+        assert set(decide(crew)) == {DelayOutcome.DELAY}
         decide(crew, running=0, admissible=0)
 
 
@@ -112,31 +112,31 @@ def test_the_limit_by_passes(crew):
     new(crew, max_delay_passes=5)
     reasons = [decide(crew, at=1.0 + number) for number in range(5)]
 
-    assert [set(one) for one in reasons] == [{Outcome.DELAY}] * 4 + [{Outcome.WAIT_TIMEOUT}]
+    assert [set(one) for one in reasons] == [{DelayOutcome.DELAY}] * 4 + [{DelayOutcome.WAIT_TIMEOUT}]
 
 
 def test_the_clock_cancels_the_queue_condition_and_never_the_slot_condition(crew):
     few = {"running": 40, "admissible": 1}  # of four that are wanted
     new(crew, max_running=200, queue_min_ratio=0.1, max_delay_ms=500)
     assert [set(decide(crew, at, **few)) for at in (1.0, 1.499, 1.5)] == [
-        {Outcome.DELAY},
-        {Outcome.DELAY},
-        {Outcome.WAIT_SUCCESS},
+        {DelayOutcome.DELAY},
+        {DelayOutcome.DELAY},
+        {DelayOutcome.WAIT_SUCCESS},
     ]
 
     new(crew, max_delay_ms=500)
-    assert [set(decide(crew, at)) for at in (1.0, 1.5, 2.0)] == [{Outcome.DELAY}] * 3
+    assert [set(decide(crew, at)) for at in (1.0, 1.5, 2.0)] == [{DelayOutcome.DELAY}] * 3
 
 
 def test_no_request_of_any_rank_is_held_longer_in_all(crew):
     new(crew, max_delay_ms=500)
-    assert set(decide(crew, oldest_delay_s=[0.0, 0.499, 0.0, 0.0])) == {Outcome.DELAY}
-    assert set(decide(crew, oldest_delay_s=[0.0, 0.0, 0.0, 0.5])) == {Outcome.WAIT_TIMEOUT}
+    assert set(decide(crew, oldest_delay_s=[0.0, 0.499, 0.0, 0.0])) == {DelayOutcome.DELAY}
+    assert set(decide(crew, oldest_delay_s=[0.0, 0.0, 0.0, 0.5])) == {DelayOutcome.WAIT_TIMEOUT}
 
 
 def test_the_watermark_of_a_rank_that_cannot_prefill_forces_nothing(crew):
     new(crew, token_usage_low_watermark=0.5)
     reasons = decide(crew, admissible=[1, 1, 1, 0], token_usage=[0.9, 0.9, 0.9, 0.1])
-    assert set(of_those_with_prompts(crew, reasons, 3)) == {Outcome.DELAY}
+    assert set(of_those_with_prompts(crew, reasons, 3)) == {DelayOutcome.DELAY}
     reasons = decide(crew, admissible=[1, 1, 1, 0], token_usage=[0.9, 0.9, 0.1, 0.1])
-    assert set(of_those_with_prompts(crew, reasons, 3)) == {Outcome.TOKEN_WATERMARK}
+    assert set(of_those_with_prompts(crew, reasons, 3)) == {DelayOutcome.TOKEN_WATERMARK}

@@ -13,7 +13,7 @@ from rota.core.errors import ConfigError, EngineDiedError
 from rota.runtime.ranks.follower import arrive
 from rota.runtime.ranks.lead import agree
 from rota.runtime.ranks.meeting import Meeting, Welcome, facts, open_line
-from rota.runtime.ranks.processes import Job
+from rota.runtime.ranks.processes import FollowerJob
 from tests.builders import capacity
 from tests.fakes import FakeDevice
 from tests.runtime.ranks.rank_devices import config_of
@@ -40,7 +40,9 @@ class Guest(threading.Thread):
         super().__init__(daemon=True)
         self._plans = open_line(context, zmq.DEALER)
         self._plans.connect(meeting.address)
-        self._job = Job(make_device=FakeDevice, config=config, address="there", secret=secret, meet_s=PATIENCE_S)
+        self._job = FollowerJob(
+            make_device=FakeDevice, config=config, address="there", secret=secret, meet_s=PATIENCE_S
+        )
         self.answer: Welcome | Exception | None = None
         self.start()
 

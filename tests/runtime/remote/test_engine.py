@@ -10,7 +10,7 @@ import pytest
 from rota.core.errors import EngineDiedError, FaultCode, ModelError
 from rota.core.events import AdapterAdded, EngineRestarted, FinishReason
 from rota.runtime.patience import Patience
-from rota.runtime.service import Phase
+from rota.runtime.service import ServicePhase
 from tests.builders import abort, add_adapter, submit
 from tests.fakes import FakeDevice, continuation
 from tests.processes import is_alive
@@ -114,7 +114,7 @@ def test_stopping_aborts_whoever_is_open_and_leaves_no_process():
         assert listener.wait_for_ending("a", timeout_s=0.0).reason is FinishReason.ABORT
         assert not is_alive(pid)
         assert elsewheres.all[0].exitcode == 0  # it was asked to stop, not killed
-        assert service.state.phase is Phase.DOWN
+        assert service.state.phase is ServicePhase.DOWN
 
 
 def test_a_start_can_be_stopped_before_the_engine_has_joined():
@@ -122,5 +122,5 @@ def test_a_start_can_be_stopped_before_the_engine_has_joined():
     with supervised(SLOW, new_engine=elsewheres.new_engine) as (service, _):
         service.stop()
 
-        assert service.state.phase is Phase.DOWN
+        assert service.state.phase is ServicePhase.DOWN
         assert len(elsewheres.all) == 1

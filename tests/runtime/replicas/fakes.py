@@ -15,7 +15,7 @@ from rota.core.messages import AddAdapter, Message, Submit
 from rota.runtime.replicas.desk import ReplicaDesk
 from rota.runtime.replicas.roster import Roster
 from rota.runtime.routing.router import Router
-from rota.runtime.service import Deliver, Phase, ServiceState, refuse
+from rota.runtime.service import Deliver, ServicePhase, ServiceState, refuse
 from tests.builders import add_adapter, capacity
 from tests.fakes import FakeDevice
 from tests.runtime.services import SLOW
@@ -25,25 +25,25 @@ from tests.waiting import until
 class FakeReplica:
     """A service in whatever phase the test puts it."""
 
-    def __init__(self, phase: Phase = Phase.READY) -> None:
-        self.state = ServiceState(phase=Phase.STARTING)
+    def __init__(self, phase: ServicePhase = ServicePhase.READY) -> None:
+        self.state = ServiceState(phase=ServicePhase.STARTING)
         self.sent: list[Message] = []
         self.become(phase)
 
-    def become(self, phase: Phase, reason: str = "", may_last: bool = False) -> None:
+    def become(self, phase: ServicePhase, reason: str = "", may_last: bool = False) -> None:
         self.state = ServiceState(
             phase=phase,
-            capacity=capacity() if phase is Phase.READY else None,
+            capacity=capacity() if phase is ServicePhase.READY else None,
             reason=reason,
             may_last=may_last,
-            has_served=self.state.has_served or phase is Phase.READY,
+            has_served=self.state.has_served or phase is ServicePhase.READY,
         )
 
     def lose_place(self) -> None:
-        self.become(Phase.STARTING, "No GPU is free.", may_last=True)
+        self.become(ServicePhase.STARTING, "No GPU is free.", may_last=True)
 
     def send(self, message: Message) -> None:
-        if self.state.phase is Phase.DOWN:
+        if self.state.phase is ServicePhase.DOWN:
             raise refuse(self.state.reason)
         self.sent.append(message)
 
@@ -63,7 +63,7 @@ class FakeReplica:
         raise NotImplementedError(timeout_s)
 
 
-def desk_of(replicas: int = 2, phase: Phase = Phase.READY) -> tuple[ReplicaDesk, list[FakeReplica]]:
+def desk_of(replicas: int = 2, phase: ServicePhase = ServicePhase.READY) -> tuple[ReplicaDesk, list[FakeReplica]]:
     """A desk that gives requests to its replicas in turn, at the time 5.0."""
     fakes = [FakeReplica(phase) for _ in range(replicas)]
     return ReplicaDesk(Roster(fakes), Router(replicas, "round-robin"), lambda: 5.0), fakes
@@ -90,7 +90,7 @@ def kinds(events: list[Event]) -> list[str]:
 
 
 def down(state: ServiceState, reason: str) -> ServiceState:
-    return replace(state, phase=Phase.DOWN, capacity=None, reason=reason)
+    return replace(state, phase=ServicePhase.DOWN, capacity=None, reason=reason)
 
 
 # Devices of replicas in processes, which read this module and not the tests with all that those import.

@@ -21,7 +21,7 @@ from rota.core.request import Request
 from rota.runtime.patience import Patience
 from rota.runtime.replicas.service import ReplicatedService
 from rota.runtime.routing.router import Router
-from rota.runtime.service import BuildDevice, Phase
+from rota.runtime.service import BuildDevice, ServicePhase
 from rota.runtime.supervisor import SupervisedService
 from rota.runtime.world import Device
 from tests.builders import abort, add_adapter, submit
@@ -58,12 +58,12 @@ def add(service: ReplicatedService, listener: Listener, *numbers: int, path: str
         listener.wait_for_adapter(number, AdapterAdded)
 
 
-def phases(service: ReplicatedService) -> list[Phase]:
+def phases(service: ReplicatedService) -> list[ServicePhase]:
     return [engine.phase for engine in service.state.engines]
 
 
 def all_ready(service: ReplicatedService) -> bool:
-    return set(phases(service)) == {Phase.READY}
+    return set(phases(service)) == {ServicePhase.READY}
 
 
 def load(service: ReplicatedService, listener: Listener, prefix: str, count: int = 12) -> dict[str, Request]:
@@ -112,7 +112,7 @@ def kill_twice(folder: str) -> None:
             asked = load(service, listener, f"round{round_}-")
             first, victim = pids_of(service)
             os.kill(victim, signal.SIGKILL)
-            assert until(lambda: phases(service)[1] is not Phase.READY)
+            assert until(lambda: phases(service)[1] is not ServicePhase.READY)
             during = [f"during{round_}-{number}" for number in range(4)]
             for number, name in enumerate(during):
                 service.send(submit(name, adapter=AdapterId(number)))
@@ -150,7 +150,7 @@ def test_an_adapter_that_a_dying_replica_was_reading_is_refused_and_taken_from_t
         service.send(add_adapter(1, path=str(folder)))
         assert until(lambda: len(list(folder.iterdir())) == 2), "both replicas read it"
         os.kill(pids_of(service)[0], signal.SIGKILL)
-        assert until(lambda: phases(service)[0] is not Phase.READY)
+        assert until(lambda: phases(service)[0] is not ServicePhase.READY)
         (folder / "go").touch()
 
         assert "killed by SIGKILL" in listener.wait_for_adapter(1, AdapterRefused).reason
@@ -166,7 +166,7 @@ def test_what_is_added_and_removed_while_a_replica_starts_again_holds_there_too(
     with replicated() as (service, listener):
         add(service, listener, 1, 2)
         os.kill(pids_of(service)[1], signal.SIGKILL)
-        assert until(lambda: phases(service)[1] is not Phase.READY)
+        assert until(lambda: phases(service)[1] is not ServicePhase.READY)
         service.send(RemoveAdapter(adapter_id=AdapterId(1), at=0.0))
         service.send(add_adapter(3))
         listener.wait_for_adapter(1, AdapterRemoved)
@@ -193,14 +193,14 @@ def test_while_a_replica_starts_again_adapters_come_and_go_at_the_others_without
         add(service, listener, 1)
         gate.touch()
         os.kill(pids_of(service)[1], signal.SIGKILL)
-        assert until(lambda: phases(service)[1] is Phase.STARTING)
+        assert until(lambda: phases(service)[1] is ServicePhase.STARTING)
 
         add(service, listener, 2, 3)
         service.send(RemoveAdapter(adapter_id=AdapterId(3), at=0.0))
         listener.wait_for_adapter(3, AdapterRemoved)
         service.send(submit("at the other", adapter=AdapterId(2)))
         assert listener.wait_for_ending("at the other").reason is FinishReason.LENGTH
-        assert phases(service) == [Phase.READY, Phase.STARTING]
+        assert phases(service) == [ServicePhase.READY, ServicePhase.STARTING]
 
         gate.unlink()
         assert until(lambda: all_ready(service))
@@ -235,8 +235,8 @@ def test_a_replica_that_keeps_dying_is_given_up_on_and_the_process_goes_on_until
         add(service, listener, 1)
         mark.touch()
         os.kill(pids_of(service)[1], signal.SIGKILL)
-        assert until(lambda: phases(service)[1] is Phase.DOWN)
-        assert service.state.phase is Phase.READY
+        assert until(lambda: phases(service)[1] is ServicePhase.DOWN)
+        assert service.state.phase is ServicePhase.READY
         assert "Replica 1 is down: The engine died 2 times in a row" in service.state.reason
         assert [record.fields["engine"] for record in caplog.records if record.levelname == "ERROR"] == [1]
         for name in "abc":
@@ -249,7 +249,7 @@ def test_a_replica_that_keeps_dying_is_given_up_on_and_the_process_goes_on_until
         listener.wait_for_tokens("last")
         os.kill(pids_of(service)[0], signal.SIGKILL)
         assert listener.wait_for_ending("last").fault.code is FaultCode.ENGINE_DIED
-        assert until(lambda: service.state.phase is Phase.DOWN)
+        assert until(lambda: service.state.phase is ServicePhase.DOWN)
         with pytest.raises(RequestError, match="died 2 times in a row"):
             service.send(submit("late"))
 
@@ -260,7 +260,7 @@ def test_when_all_replicas_die_at_once_requests_wait_for_the_first_that_comes_ba
         listener.wait_for_tokens("lost")
         for pid in pids_of(service):
             os.kill(pid, signal.SIGKILL)
-        assert until(lambda: service.state.phase is Phase.STARTING)
+        assert until(lambda: service.state.phase is ServicePhase.STARTING)
         service.send(submit("patient"))
 
         assert listener.wait_for_ending("lost").fault.code is FaultCode.ENGINE_DIED
@@ -276,7 +276,7 @@ def test_a_replica_that_joins_and_dies_while_it_reads_an_adapter_comes_back_with
         add(service, listener, 2, path=str(folder))
         (folder / "go").unlink()
         service.add(SupervisedService(FolderDevice, configs(None, 2)[1]))
-        assert until(lambda: phases(service) == [Phase.READY, Phase.READY])
+        assert until(lambda: phases(service) == [ServicePhase.READY, ServicePhase.READY])
         newcomer = pids_of(service)[1]
         assert until(lambda: (folder / str(newcomer)).exists()), "it reads the adapter"
         service.send(submit("meanwhile", adapter=AdapterId(2)))
@@ -303,7 +303,7 @@ def test_adapters_come_and_go_while_replicas_die_and_every_question_is_answered(
             service.send(add_adapter(number))
             if number % 4 == 0:
                 os.kill(pids_of(service)[number // 4 % 2], signal.SIGKILL)
-                assert until(lambda: service.state.phase is Phase.READY)
+                assert until(lambda: service.state.phase is ServicePhase.READY)
             if number % 3 == 0:
                 service.send(RemoveAdapter(adapter_id=AdapterId(number - 1), at=0.0))
         kept = [number for number in range(1, 13) if number % 3 != 2]

@@ -21,7 +21,7 @@ from rota.core.tenant import Tenant
 from rota.runtime.replicas.desk import ReplicaDesk
 from rota.runtime.replicas.roster import Roster
 from rota.runtime.routing.router import Router
-from rota.runtime.service import Phase, ServiceState
+from rota.runtime.service import ServicePhase, ServiceState
 from tests.builders import abort, add_adapter, submit
 from tests.runtime.replicas.fakes import FakeReplica, added, desk_of, finished, kinds, refused, removed
 
@@ -62,7 +62,7 @@ def test_what_is_about_a_request_goes_to_the_replica_that_has_it():
 @pytest.mark.parametrize("message", [Inspect(0.0), FlushCache(0.0)])
 def test_what_is_about_the_service_goes_to_every_replica_that_serves(message):
     desk, replicas = desk_of(3)
-    replicas[1].become(Phase.STARTING)
+    replicas[1].become(ServicePhase.STARTING)
     desk.send(message)
 
     assert sent_to(replicas, type(message)) == [0, 2]
@@ -72,7 +72,7 @@ def test_an_abort_of_everything_reaches_replicas_that_start_and_requests_that_ar
     desk, replicas = desk_of()
     for name in ("a", "held"):
         desk.send(submit(name, tenant=ONE))
-    replicas[1].become(Phase.STARTING)
+    replicas[1].become(ServicePhase.STARTING)
 
     [ending] = desk.send(AbortAll(1.0))
     assert (ending.request_id, ending.reason) == ("held", FinishReason.ABORT)
@@ -81,13 +81,13 @@ def test_an_abort_of_everything_reaches_replicas_that_start_and_requests_that_ar
 
 def test_no_request_goes_to_a_replica_that_starts_again_or_is_down_and_then_it_takes_its_share_again():
     desk, replicas = desk_of()
-    replicas[0].become(Phase.STARTING)
+    replicas[0].become(ServicePhase.STARTING)
     for name in "ab":
         desk.send(submit(name))
-    replicas[0].become(Phase.READY)
+    replicas[0].become(ServicePhase.READY)
     for name in "cd":
         desk.send(submit(name))
-    replicas[1].become(Phase.DOWN)
+    replicas[1].become(ServicePhase.DOWN)
     desk.send(submit("e"))
 
     assert [one.requests for one in replicas] == [["c", "e"], ["a", "b", "d"]]
@@ -95,12 +95,12 @@ def test_no_request_goes_to_a_replica_that_starts_again_or_is_down_and_then_it_t
 
 def test_while_no_replica_serves_requests_wait_for_those_that_start():
     desk, replicas = desk_of()
-    replicas[0].become(Phase.STARTING)
-    replicas[1].become(Phase.DOWN)
+    replicas[0].become(ServicePhase.STARTING)
+    replicas[1].become(ServicePhase.DOWN)
     desk.send(submit("a"))
     assert replicas[0].requests == ["a"]
 
-    replicas[0].become(Phase.DOWN)
+    replicas[0].become(ServicePhase.DOWN)
     with pytest.raises(RequestError):
         desk.send(submit("b"))
 
@@ -109,7 +109,7 @@ class GoesDown(FakeReplica):
     """Is ready when it is looked at, and down when it is sent something."""
 
     def send(self, message: Message) -> None:
-        self.become(Phase.DOWN, "It died just now.")
+        self.become(ServicePhase.DOWN, "It died just now.")
         super().send(message)
 
 
@@ -143,7 +143,7 @@ def test_a_dead_replicas_places_go_to_requests_that_are_held_and_they_go_elsewhe
     desk, replicas = desk_of()
     for name in ("a", "b"):
         desk.send(submit(name, tenant=ONE))
-    replicas[0].become(Phase.STARTING)
+    replicas[0].become(ServicePhase.STARTING)
     desk.note(0, [finished("a", reason=FinishReason.FAILED)])
 
     assert replicas[1].requests == ["b"]
@@ -154,7 +154,7 @@ def test_the_last_replica_takes_with_it_what_is_held():
     for name in ("a", "b"):
         desk.send(submit(name, tenant=ONE))
     for replica in replicas:
-        replica.become(Phase.DOWN, "It is gone.")
+        replica.become(ServicePhase.DOWN, "It is gone.")
 
     told = heard(desk, 0, [finished("a", reason=FinishReason.FAILED)])
     assert [event.request_id for event in told] == ["a", "b"]
@@ -209,7 +209,7 @@ def test_requests_for_an_adapter_go_to_the_replicas_that_could_read_it_again():
         desk.send(submit(name, adapter=AdapterId(1)))
     assert [one.requests for one in replicas] == [[], ["a", "b", "c"]]
 
-    replicas[1].become(Phase.STARTING)  # it will read the adapter again, so they wait for it
+    replicas[1].become(ServicePhase.STARTING)  # it will read the adapter again, so they wait for it
     desk.send(submit("d", adapter=AdapterId(1)))
     assert replicas[1].requests[-1] == "d"
     desk.note(1, [refused(1, 1)])
@@ -219,14 +219,14 @@ def test_requests_for_an_adapter_go_to_the_replicas_that_could_read_it_again():
 
 def test_an_adapter_goes_everywhere_and_waits_for_no_replica_that_starts_again():
     desk, replicas = desk_of(3)
-    replicas[1].become(Phase.STARTING)
-    replicas[2].become(Phase.DOWN)
+    replicas[1].become(ServicePhase.STARTING)
+    replicas[2].become(ServicePhase.DOWN)
     desk.send(add_adapter(1))
 
     assert [one.adapters for one in replicas] == [[1], [1], []]
     assert kinds(desk.note(0, [added(1, 0)])) == ["AdapterAdded"]
     desk.send(submit("a", adapter=AdapterId(1)))
-    replicas[1].become(Phase.READY)
+    replicas[1].become(ServicePhase.READY)
     desk.send(submit("b", adapter=AdapterId(1)))
     assert (replicas[0].requests, replicas[1].requests) == (["a", "b"], []), "the other has not read it yet"
     assert heard(desk, 1, [added(1, 1)]) == []
@@ -238,7 +238,7 @@ def test_an_adapter_goes_everywhere_and_waits_for_no_replica_that_starts_again()
 def test_an_adapter_waits_for_a_start_while_no_replica_serves():
     desk, replicas = desk_of()
     for replica in replicas:
-        replica.become(Phase.STARTING)
+        replica.become(ServicePhase.STARTING)
     desk.send(add_adapter(1))
 
     assert desk.note(0, [added(1, 0)]) == []

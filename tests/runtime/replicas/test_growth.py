@@ -10,14 +10,14 @@ from rota.core.ids import AdapterId, RequestId
 from rota.core.messages import Abort, AddAdapter, Inspect, RemoveAdapter
 from rota.core.tenant import Tenant
 from rota.runtime.replicas.desk import ReplicaDesk
-from rota.runtime.service import Phase
+from rota.runtime.service import ServicePhase
 from tests.builders import add_adapter, submit
 from tests.runtime.replicas.fakes import FakeReplica, added, desk_of, finished, kinds, refused, removed
 
 ONE = AdapterId(1)
 
 
-def joined(desk: ReplicaDesk, phase: Phase = Phase.STARTING) -> FakeReplica:
+def joined(desk: ReplicaDesk, phase: ServicePhase = ServicePhase.STARTING) -> FakeReplica:
     newcomer = FakeReplica(phase)
     desk.add(newcomer)
     return newcomer
@@ -45,7 +45,7 @@ def test_a_newcomer_takes_requests_and_queries_once_it_is_ready():
     desk.send(Inspect(0.0))
     assert newcomer.sent == []
 
-    newcomer.become(Phase.READY)
+    newcomer.become(ServicePhase.READY)
     for name in "def":
         desk.send(submit(name))
     desk.send(Inspect(0.0))
@@ -60,7 +60,7 @@ def test_a_newcomer_is_told_of_all_adapters_and_gets_requests_for_those_that_it_
         with_adapter(desk, replicas, number)
     newcomer = joined(desk)
     assert newcomer.adapters == [1, 2]
-    newcomer.become(Phase.READY)
+    newcomer.become(ServicePhase.READY)
     for name in "abc":
         desk.send(submit(name, adapter=ONE))
     assert newcomer.requests == []
@@ -75,7 +75,7 @@ def test_a_newcomer_is_told_of_all_adapters_and_gets_requests_for_those_that_it_
 def test_a_newcomer_that_cannot_read_an_adapter_leaves_it_to_the_others():
     desk, replicas = desk_of()
     with_adapter(desk, replicas)
-    newcomer = joined(desk, Phase.READY)
+    newcomer = joined(desk, ServicePhase.READY)
     [told] = heard(desk, 2, refused(1, 2))
     assert told.others_serve
     for name in "abc":
@@ -105,7 +105,7 @@ def test_nobody_waits_for_a_newcomers_answer_before_it_was_ready_once():
 def test_a_newcomer_that_is_ready_is_asked_for_new_adapters_like_the_others():
     desk, _ = desk_of()
     newcomer = joined(desk)
-    newcomer.become(Phase.READY)
+    newcomer.become(ServicePhase.READY)
     desk.send(add_adapter(1))
     assert heard(desk, 0, added(1, 0)) == heard(desk, 1, added(1, 1)) == []
     assert kinds(heard(desk, 2, added(1, 2))) == ["AdapterAdded"]
@@ -138,7 +138,7 @@ def test_a_newcomer_that_cannot_start_is_told_of_in_the_log_and_the_others_serve
     desk, replicas = desk_of()
     with_adapter(desk, replicas)
     newcomer = joined(desk)
-    newcomer.become(Phase.DOWN, "There is no model.")
+    newcomer.become(ServicePhase.DOWN, "There is no model.")
 
     assert heard(desk, 2) == []
     [record] = caplog.records
@@ -153,7 +153,7 @@ def test_a_newcomer_that_cannot_start_is_told_of_in_the_log_and_the_others_serve
 def test_requests_that_wait_for_a_start_end_when_that_may_last_and_later_ones_are_refused_with_the_reason():
     desk, replicas = desk_of()
     for replica in replicas:
-        replica.become(Phase.STARTING)
+        replica.become(ServicePhase.STARTING)
     for name in "ab":
         desk.send(submit(name))
     replicas[0].lose_place()
@@ -171,13 +171,13 @@ def test_requests_that_wait_for_a_start_end_when_that_may_last_and_later_ones_ar
 
 def test_a_request_that_ended_with_the_place_ends_once_also_if_the_replica_gets_one_later():
     desk, replicas = desk_of(1)
-    replicas[0].become(Phase.STARTING)
+    replicas[0].become(ServicePhase.STARTING)
     desk.send(submit("a"))
     replicas[0].lose_place()
     assert kinds(heard(desk, 0)) == ["Finished"]
     assert isinstance(replicas[0].sent[-1], Abort)
 
-    replicas[0].become(Phase.READY)
+    replicas[0].become(ServicePhase.READY)
     assert heard(desk, 0, finished("a", reason=FinishReason.ABORT)) == []
     desk.send(submit("a"))  # the id is free again
     assert kinds(heard(desk, 0, finished("a"))) == ["Finished"]
@@ -185,7 +185,7 @@ def test_a_request_that_ended_with_the_place_ends_once_also_if_the_replica_gets_
 
 def test_who_is_held_is_refused_too_when_the_last_place_is_gone():
     desk, replicas = desk_of(1)
-    replicas[0].become(Phase.STARTING)
+    replicas[0].become(ServicePhase.STARTING)
     for name in "ab":
         desk.send(submit(name, tenant=Tenant(name="acme", max_running=1)))
     replicas[0].lose_place()
@@ -219,7 +219,7 @@ def test_a_replica_that_joins_in_the_moment_when_another_loses_its_place_hides_n
 
 def test_an_adapter_is_refused_with_the_reason_when_no_replica_has_a_place():
     desk, replicas = desk_of(1)
-    replicas[0].become(Phase.STARTING)
+    replicas[0].become(ServicePhase.STARTING)
     desk.send(add_adapter(1))
     replicas[0].lose_place()
     [told] = heard(desk, 0)
@@ -231,13 +231,13 @@ def test_an_adapter_is_refused_with_the_reason_when_no_replica_has_a_place():
 
 
 def test_the_adapters_of_the_start_wait_for_a_place_as_the_start_does():
-    desk, replicas = desk_of(2, Phase.STARTING)
+    desk, replicas = desk_of(2, ServicePhase.STARTING)
     for replica in replicas:
         replica.lose_place()
     desk.send(add_adapter(1))
     assert [one.adapters for one in replicas] == [[1], [1]]
 
-    replicas[0].become(Phase.READY)
+    replicas[0].become(ServicePhase.READY)
     assert kinds(heard(desk, 0, added(1, 0))) == ["AdapterAdded"]  # the other may wait for ever
 
 

@@ -19,7 +19,7 @@ from rota.runtime.closable import ClosableService
 from rota.runtime.preloaded import PreloadedService
 from rota.runtime.replicas.service import ReplicatedService
 from rota.runtime.routing.router import Router
-from rota.runtime.service import BuildDevice, InProcessService, Phase
+from rota.runtime.service import BuildDevice, InProcessService, ServicePhase
 from tests.builders import abort, add_adapter, submit
 from tests.fakes import FakeDevice, continuation, folded
 from tests.runtime.services import LONG, SLOW, Listener
@@ -153,7 +153,7 @@ def test_a_service_starts_with_all_its_replicas_or_not_at_all():
             service.wait_until_ready()
         with pytest.raises(RequestError, match="/nowhere"):
             service.send(submit("a"))
-        assert service.state.phase is Phase.DOWN
+        assert service.state.phase is ServicePhase.DOWN
 
 
 def test_it_is_ready_when_the_last_replica_is():
@@ -164,13 +164,13 @@ def test_it_is_ready_when_the_last_replica_is():
         return FakeDevice()
 
     with replicated(FakeDevice, late) as (service, _):
-        assert until(lambda: service.state.engines[0].phase is Phase.READY)
-        assert service.state.phase is Phase.STARTING
+        assert until(lambda: service.state.engines[0].phase is ServicePhase.READY)
+        assert service.state.phase is ServicePhase.STARTING
         with pytest.raises(EngineDiedError, match=r"Not all replicas are ready after 0\.1 seconds"):
             service.wait_until_ready(0.1)
         may_start.set()
         service.wait_until_ready()
-        assert service.state.phase is Phase.READY
+        assert service.state.phase is ServicePhase.READY
 
 
 def newcomer(service: ReplicatedService, build: BuildDevice) -> InProcessService:
@@ -191,7 +191,7 @@ def test_a_replica_joins_a_service_of_one_and_serves_its_adapters():
 
         assert service.add(newcomer(service, late)) == 1
         assert [engine.engine_id for engine in service.state.engines] == [0, 1]
-        assert service.state.phase is Phase.READY
+        assert service.state.phase is ServicePhase.READY
         service.send(submit("early", adapter=AdapterId(1)))
         assert listener.wait_for_ending("early").reason is FinishReason.LENGTH
         assert engines_of(listener) == {0}
@@ -216,7 +216,7 @@ def test_a_replica_that_joins_and_cannot_start_leaves_the_service_as_it_was(capl
         service.wait_until_ready()
         service.add(newcomer(service, no_such_model))
         assert until(lambda: "There is no model" in service.state.reason)
-        assert service.state.phase is Phase.READY
+        assert service.state.phase is ServicePhase.READY
         service.send(submit("a"))
         assert listener.wait_for_ending("a").reason is FinishReason.LENGTH
     assert [record.message for record in caplog.records] == ["A replica that joined cannot start."]
@@ -247,7 +247,7 @@ def test_a_replica_that_stays_down_ends_its_own_requests_and_the_last_one_ends_t
         service.send(submit("short", prompt=3, max_new_tokens=4))
         assert listener.wait_for_ending("lost").fault.code is FaultCode.ENGINE_DIED
         assert listener.wait_for_ending("short").reason is FinishReason.LENGTH
-        assert service.state.phase is Phase.READY
+        assert service.state.phase is ServicePhase.READY
         assert "Replica 0 is down" in service.state.reason
 
         for name in "ab":
@@ -257,7 +257,7 @@ def test_a_replica_that_stays_down_ends_its_own_requests_and_the_last_one_ends_t
         assert listener.wait_for_ending("last").fault.code is FaultCode.ENGINE_DIED
         with pytest.raises(RequestError, match="a kernel went wrong"):
             service.send(submit("late"))
-        assert service.state.phase is Phase.DOWN
+        assert service.state.phase is ServicePhase.DOWN
 
 
 def test_a_tenants_limit_holds_over_all_replicas_at_every_moment():
@@ -341,8 +341,8 @@ def test_the_layers_above_work_over_several_engines_as_over_one():
     service.drain(PATIENCE_S)
 
     assert {one.reason for one in endings(listener.events).values()} == {FinishReason.LENGTH}
-    assert service.state.phase is Phase.CLOSING
+    assert service.state.phase is ServicePhase.CLOSING
     with pytest.raises(RequestError, match="is stopping"):
         service.send(submit("late"))
     service.stop()
-    assert service.state.phase is Phase.STOPPED
+    assert service.state.phase is ServicePhase.STOPPED

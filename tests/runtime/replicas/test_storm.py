@@ -17,7 +17,7 @@ from rota.core.messages import Abort, Explain, Inspect, RemoveAdapter
 from rota.core.tenant import Tenant
 from rota.runtime.patience import Patience
 from rota.runtime.replicas.service import ReplicatedService
-from rota.runtime.service import Phase
+from rota.runtime.service import ServicePhase
 from rota.runtime.supervisor import SupervisedService
 from tests.builders import add_adapter, submit
 from tests.fakes import FakeDevice
@@ -86,10 +86,10 @@ def test_whatever_happens_every_request_ends_once_and_nothing_is_left_over():
         for _ in range(50):
             storm.act()
         service.add(newcomer)
-    while service.state.engines[-1].phase is not Phase.READY:  # they start in the storm
+    while service.state.engines[-1].phase is not ServicePhase.READY:  # they start in the storm
         storm.act()
         time.sleep(0.002)  # the pace of the storm
-    assert until(lambda: {engine.phase for engine in service.state.engines} == {Phase.READY})
+    assert until(lambda: {engine.phase for engine in service.state.engines} == {ServicePhase.READY})
     files, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
     begun_at = killed_at = time.monotonic()
     while time.monotonic() < begun_at + STORM_S:
@@ -101,7 +101,7 @@ def test_whatever_happens_every_request_ends_once_and_nothing_is_left_over():
             os.kill(dice.choice(pids_of(service)), signal.SIGKILL)
 
     assert until(lambda: len(endings(listener.events)) == len(storm.requests)), "a request has not ended"
-    assert until(lambda: {engine.phase for engine in service.state.engines} == {Phase.READY})
+    assert until(lambda: {engine.phase for engine in service.state.engines} == {ServicePhase.READY})
     assert (service._desk._at, service._desk._quotas._accounts, service._desk._quotas._of) == ({}, {}, {})
     told = [event for event in listener.events if isinstance(event, AdapterAdded | AdapterRefused | AdapterRemoved)]
     assert {event.adapter_id for event in told} == {*range(1, storm.adapters + 1)}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rota.runtime.room.job import Bounds, Kind, Outcome, Reply
+from rota.runtime.room.job import JobOutcome, JobReply, Kind, QueueBounds
 from rota.runtime.room.room import FullError, Room
 from tests.processes import is_alive, run_program
 from tests.waiting import PATIENCE_S, until
@@ -69,7 +69,7 @@ def room() -> Iterator[Room]:
     assert not any(map(is_alive, pids))
 
 
-def reply(room: Room, kind: Kind, part: bytes = b"") -> Reply:
+def reply(room: Room, kind: Kind, part: bytes = b"") -> JobReply:
     return room.submit("acme", kind, part).result(PATIENCE_S)
 
 
@@ -77,22 +77,22 @@ def test_jobs_are_done_in_one_copy_until_it_must_be_ended(room):
     first, second = (reply(room, WHOSE).content for _ in range(2))
     assert first == second
     process = room.pids
-    assert reply(room, kind(match_for_ever, cpu_s=0.2)).outcome is Outcome.TOO_LONG
+    assert reply(room, kind(match_for_ever, cpu_s=0.2)).outcome is JobOutcome.TOO_LONG
     assert reply(room, WHOSE).content != first
     assert room.pids == process, "only the copy was ended"
 
 
 def test_a_job_is_ended_by_the_clock_too(room):
-    assert reply(room, kind(match_for_ever, wall_s=0.3)).outcome is Outcome.OVERDUE
-    assert reply(room, WHOSE).outcome is Outcome.DONE
+    assert reply(room, kind(match_for_ever, wall_s=0.3)).outcome is JobOutcome.OVERDUE
+    assert reply(room, WHOSE).outcome is JobOutcome.DONE
 
 
 def test_a_job_that_crashes_takes_too_much_or_fails_says_so_and_the_next_is_done(room):
-    assert reply(room, kind(die)).outcome is Outcome.DIED
-    assert reply(room, kind(take_memory, memory_bytes=1 << 28), b"%d" % (1 << 30)).outcome is Outcome.TOO_LARGE
+    assert reply(room, kind(die)).outcome is JobOutcome.DIED
+    assert reply(room, kind(take_memory, memory_bytes=1 << 28), b"%d" % (1 << 30)).outcome is JobOutcome.TOO_LARGE
     failed = reply(room, kind(fail), b"oh")
-    assert (failed.outcome, b"ZeroDivisionError: oh" in failed.content) == (Outcome.FAILED, True)
-    assert reply(room, kind(take_memory), b"%d" % (1 << 20)) == Reply(Outcome.DONE, b"1048576")
+    assert (failed.outcome, b"ZeroDivisionError: oh" in failed.content) == (JobOutcome.FAILED, True)
+    assert reply(room, kind(take_memory), b"%d" % (1 << 20)) == JobReply(JobOutcome.DONE, b"1048576")
 
 
 def test_a_process_can_write_nothing(room, tmp_path):
@@ -100,7 +100,7 @@ def test_a_process_can_write_nothing(room, tmp_path):
     if asked.stdout != "True\n":
         pytest.skip("this system has no Landlock")
     wrote = reply(room, kind(write), str(tmp_path / "file").encode())
-    assert (wrote.outcome, b"PermissionError" in wrote.content) == (Outcome.FAILED, True)
+    assert (wrote.outcome, b"PermissionError" in wrote.content) == (JobOutcome.FAILED, True)
     assert not (tmp_path / "file").exists()
 
 
@@ -122,30 +122,30 @@ def test_a_process_that_is_killed_is_replaced(room):
     (pid,) = room.pids
     os.kill(pid, signal.SIGKILL)
     assert until(lambda: not is_alive(pid))
-    assert reply(room, WHOSE).outcome is Outcome.DIED
+    assert reply(room, WHOSE).outcome is JobOutcome.DIED
     assert until(lambda: bool(room.pids)), "also before the next job"
-    assert reply(room, WHOSE).outcome is Outcome.DONE
+    assert reply(room, WHOSE).outcome is JobOutcome.DONE
 
 
 def test_too_many_jobs_are_refused_and_those_that_wait_when_it_closes_are_told():
     room = Room(nothing)
-    few = replace(kind(match_for_ever), of_key=Bounds(1, 100))
+    few = replace(kind(match_for_ever), of_key=QueueBounds(1, 100))
     running = room.submit("acme", few, b"")
     assert until(running.running)
     waiting = room.submit("acme", few, b"")
     with pytest.raises(FullError):
         room.submit("acme", few, b"")
     room.close()
-    assert {running.result().outcome, waiting.result().outcome} == {Outcome.STOPPING}
-    assert room.submit("acme", few, b"").result().outcome is Outcome.STOPPING
+    assert {running.result().outcome, waiting.result().outcome} == {JobOutcome.STOPPING}
+    assert room.submit("acme", few, b"").result().outcome is JobOutcome.STOPPING
 
 
 def test_a_job_that_nobody_waits_for_any_more_is_not_done(room):
     running = room.submit("acme", kind(match_for_ever, wall_s=0.5), b"")
     given_up, kept = room.submit("acme", WHOSE, b""), room.submit("acme", WHOSE, b"")
     assert given_up.cancel()
-    assert running.result(PATIENCE_S).outcome is Outcome.OVERDUE
-    assert kept.result(PATIENCE_S).outcome is Outcome.DONE
+    assert running.result(PATIENCE_S).outcome is JobOutcome.OVERDUE
+    assert kept.result(PATIENCE_S).outcome is JobOutcome.DONE
 
 
 def test_nothing_is_imported_from_the_working_folder(tmp_path, monkeypatch):
@@ -153,7 +153,7 @@ def test_nothing_is_imported_from_the_working_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     room = Room(nothing)
     try:
-        assert reply(room, WHOSE).outcome is Outcome.DONE
+        assert reply(room, WHOSE).outcome is JobOutcome.DONE
     finally:
         room.close()
     assert not (tmp_path / "was-here").exists()

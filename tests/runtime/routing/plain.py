@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rota.core.ids import BASE
 from rota.core.request import Request
-from rota.policy.routing import Choice, ReplicaView, route
+from rota.policy.routing import ReplicaView, RoutingChoice, route
 from rota.runtime.routing.replica_state import ReplicaBooks
 from rota.runtime.routing.router import ENDS, PrefixIndex, Router
 
@@ -14,14 +14,14 @@ class PlainlyChecked(Router):
 
     checked = 0
 
-    def _cheapest(self, request: Request, answer_tokens: int) -> tuple[Choice | None, int]:
+    def _cheapest(self, request: Request, answer_tokens: int) -> tuple[RoutingChoice | None, int]:
         plain = self.plain(request, answer_tokens)
         found = super()._cheapest(request, answer_tokens)
         assert found[0] == plain
         self.checked += 1
         return found
 
-    def plain(self, request: Request, answer_tokens: int) -> Choice | None:
+    def plain(self, request: Request, answer_tokens: int) -> RoutingChoice | None:
         views = [self._view(books, request, answer_tokens) for books in self._replicas]
         return route(views, self._prices(), request.adapter_id != BASE)
 

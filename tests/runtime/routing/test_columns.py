@@ -23,7 +23,7 @@ from rota.core.events import (
     SlotState,
 )
 from rota.core.ids import BASE, AdapterId, RequestId, Slot
-from rota.policy.routing import Choice, Prices, RouteReason
+from rota.policy.routing import Prices, RouteReason, RoutingChoice
 from rota.runtime.routing.replica_state import BUSY, IN_HOST, IN_SLOT, Columns
 from rota.runtime.routing.router import Router
 from tests.builders import request
@@ -142,10 +142,10 @@ def test_a_history_has_choices_of_every_kind():
 @pytest.mark.parametrize(
     ("ways", "reason"),
     [
-        ([0, IN_HOST, IN_SLOT], Choice(2, RouteReason.IN_SLOT)),
-        ([0, IN_HOST, 0], Choice(1, RouteReason.IN_HOST_MEMORY)),
-        ([0, BUSY, IN_HOST], Choice(1, RouteReason.IN_SLOT)),
-        ([0, 0, 0], Choice(0, RouteReason.LOWEST_NUMBER)),
+        ([0, IN_HOST, IN_SLOT], RoutingChoice(2, RouteReason.IN_SLOT)),
+        ([0, IN_HOST, 0], RoutingChoice(1, RouteReason.IN_HOST_MEMORY)),
+        ([0, BUSY, IN_HOST], RoutingChoice(1, RouteReason.IN_SLOT)),
+        ([0, 0, 0], RoutingChoice(0, RouteReason.LOWEST_NUMBER)),
     ],
 )
 def test_columns_tell_what_replicas_hold(ways, reason):
@@ -155,7 +155,7 @@ def test_columns_tell_what_replicas_hold(ways, reason):
             columns.hold(replica, AdapterId(7), way)
 
     assert columns.cheapest(AdapterId(7), PRICES, 1.0, None) == reason
-    assert columns.cheapest(BASE, PRICES, 1.0, None) == Choice(0, RouteReason.LOWEST_NUMBER)
+    assert columns.cheapest(BASE, PRICES, 1.0, None) == RoutingChoice(0, RouteReason.LOWEST_NUMBER)
 
 
 def test_an_adapter_that_nobody_holds_any_more_leaves_no_row():
@@ -176,10 +176,10 @@ def test_a_replica_more_holds_nothing_and_takes_requests_once_it_is_up():
     columns.hold(0, AdapterId(7), IN_SLOT)
     columns.queue_tokens[0] = 1.0 / PRICES.token_s
     columns.add()
-    assert columns.cheapest(AdapterId(7), PRICES, 1.0, None) == Choice(0, RouteReason.ONLY_ONE)
+    assert columns.cheapest(AdapterId(7), PRICES, 1.0, None) == RoutingChoice(0, RouteReason.ONLY_ONE)
 
     columns.set_up(1, True)
-    assert columns.cheapest(AdapterId(7), PRICES, 1.0, None) == Choice(1, RouteReason.HOLDERS_BUSY)
+    assert columns.cheapest(AdapterId(7), PRICES, 1.0, None) == RoutingChoice(1, RouteReason.HOLDERS_BUSY)
 
 
 def test_a_choice_among_512_replicas_makes_no_more_calls_than_one_among_four():

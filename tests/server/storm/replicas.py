@@ -11,7 +11,7 @@ from rota.core.ids import AdapterId
 from rota.core.messages import AddAdapter, Message
 from rota.runtime.replicas.service import ReplicatedService
 from rota.runtime.routing.router import Router
-from rota.runtime.service import Deliver, Phase, ServiceState
+from rota.runtime.service import Deliver, ServicePhase, ServiceState
 from tests.server.engines import configs
 from tests.server.storm.stepped import Next, SteppedService
 
@@ -66,7 +66,7 @@ class SteppedReplicas:
 
     def come(self, number: int) -> None:
         replica = self.replicas[number]
-        if replica.state.phase is Phase.STARTING:
+        if replica.state.phase is ServicePhase.STARTING:
             replica.come()
 
     def hold_reports(self, number: int, is_held: bool) -> None:
@@ -84,7 +84,9 @@ class SteppedReplicas:
     @property
     def lasting(self) -> int:
         """How many replicas have an engine or will get one."""
-        return sum(one.state.phase is not Phase.DOWN and one.next_engine is not Next.NEVER for one in self.replicas)
+        return sum(
+            one.state.phase is not ServicePhase.DOWN and one.next_engine is not Next.NEVER for one in self.replicas
+        )
 
     @property
     def is_idle(self) -> bool:

@@ -16,7 +16,7 @@ from rota.core.plan import StepPlan, StepResult
 from rota.runtime.live import LiveWorld
 from rota.runtime.loop import run
 from rota.runtime.promises import Promises
-from rota.runtime.service import Deliver, Phase, ServiceState, StateBoard, refuse
+from rota.runtime.service import Deliver, ServicePhase, ServiceState, StateBoard, refuse
 from rota.scheduler import Scheduler
 from tests.waiting import PATIENCE_S
 from tests.watchful import WatchfulDevice
@@ -163,7 +163,7 @@ class SteppedService:
             self.come()
 
     def send(self, message: Message) -> None:
-        if self.state.phase is Phase.DOWN:
+        if self.state.phase is ServicePhase.DOWN:
             raise refuse(self.state.reason)
         if isinstance(message, AddAdapter):
             self._on_add(message)
@@ -194,7 +194,7 @@ class SteppedService:
         self.scheduler = Scheduler.from_config(self._config, self.device.capacity)
         world = LiveWorld(self.device, self._inbox)
         self._thread = threading.Thread(target=self._serve, args=(world, self._inbox), daemon=True)
-        self._board.set(ServiceState(phase=Phase.READY, capacity=self.device.capacity))
+        self._board.set(ServiceState(phase=ServicePhase.READY, capacity=self.device.capacity))
         self._thread.start()
         self._inbox.stand()
 
@@ -203,7 +203,7 @@ class SteppedService:
         self.holds_reports = False
         if self.next_engine is Next.LATER:
             self.next_engine = Next.AT_ONCE
-        if self.state.phase is Phase.STARTING:
+        if self.state.phase is ServicePhase.STARTING:
             self.come()
 
     @property
@@ -226,7 +226,7 @@ class SteppedService:
     def owes(self) -> list[Any]:
         """What it has promised and not yet done, and the adapters of the next engine, if there is to be one."""
         mine = self._promises
-        known = [] if self.state.phase is Phase.DOWN else mine._known
+        known = [] if self.state.phase is ServicePhase.DOWN else mine._known
         return [*mine._requests, *mine._coming, *mine._leaving, *known]
 
     def stop(self) -> None:
@@ -262,7 +262,11 @@ class SteppedService:
         self._join()
         self._inbox = SteppedInbox()
         is_last = self.next_engine is Next.NEVER
-        self._board.set(ServiceState(phase=Phase.DOWN if is_last else Phase.STARTING, reason=REASON if is_last else ""))
+        self._board.set(
+            ServiceState(
+                phase=ServicePhase.DOWN if is_last else ServicePhase.STARTING, reason=REASON if is_last else ""
+            )
+        )
         for message in self._promises.introductions():
             self._inbox.post(message)
         restarted = EngineRestarted(at=time.monotonic(), reason=REASON, engine_id=self._config.engine_id)

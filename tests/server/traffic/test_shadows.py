@@ -12,7 +12,7 @@ from rota.core.events import Finished, FinishReason
 from rota.core.ids import AdapterId, RequestId
 from rota.core.request import Request
 from rota.server.access.keys import MAX_ASKED_PRIORITY
-from rota.server.streams import Reply
+from rota.server.streams import CallReply
 from rota.server.traffic.traffic import LOWEST_PRIORITY, PATIENCE_S, ROWS_PER_COPY, TENANT, Shadows
 from tests.builders import request
 from tests.scheduler.stage import Stage, seated
@@ -40,12 +40,12 @@ class Post:
         self._refusal = refusal
         self.shadows = Shadows(self._send, lambda: rows, now=lambda: self.now)
 
-    def _send(self, copy: Request) -> Reply:
+    def _send(self, copy: Request) -> CallReply:
         if self._refusal:
             raise self._refusal
         self.sent.append(copy)
         self.replies.append(Closed())
-        return cast(Reply, self.replies[-1])
+        return cast(CallReply, self.replies[-1])
 
     def copy(self, *names: str) -> None:
         self.shadows.copy([request(name) for name in names], SHADOW)

@@ -10,18 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rota.core.errors import RequestError
-from rota.server.traffic.route import MOST_TARGETS, Split, check_weights
+from rota.server.traffic.route import MOST_TARGETS, TrafficSplit, check_weights
 
 few = settings(max_examples=30)
 ASKERS = [f"user {number}" for number in range(400)]
 RAW = st.lists(st.floats(0.01, 1.0), min_size=2, max_size=MOST_TARGETS)
 
 
-def split(*raw: float) -> Split:
-    return Split({f"legal@{number}": weight / math.fsum(raw) for number, weight in enumerate(raw)})
+def split(*raw: float) -> TrafficSplit:
+    return TrafficSplit({f"legal@{number}": weight / math.fsum(raw) for number, weight in enumerate(raw)})
 
 
-def sent(split: Split) -> dict[str, str]:
+def sent(split: TrafficSplit) -> dict[str, str]:
     return {asker: split.choose(asker) for asker in ASKERS}
 
 
@@ -37,7 +37,7 @@ def test_without_askers_no_count_is_ever_far_from_its_weight(raw, requests):
 
 
 def test_the_first_requests_are_spread_and_not_bunched():
-    one = Split({"legal@7": 0.75, "legal@8": 0.25})
+    one = TrafficSplit({"legal@7": 0.75, "legal@8": 0.25})
 
     assert [one.choose()[-1] for _ in range(8)] == ["7", "7", "8", "7", "7", "7", "8", "7"]
 
@@ -77,7 +77,7 @@ def test_an_asker_moves_only_to_a_target_that_has_grown_relative_to_its_own(raw,
 @few
 @given(st.floats(0.0, 1.0), st.floats(0.0, 1.0))
 def test_of_two_targets_a_change_moves_no_more_than_the_change(first, second):
-    before, after = (Split({"legal@7": 1.0 - share, "legal@8": share}) for share in (first, second))
+    before, after = (TrafficSplit({"legal@7": 1.0 - share, "legal@8": share}) for share in (first, second))
     moved = [asker for asker, target in sent(before).items() if after.choose(asker) != target]
 
     share = abs(second - first)
@@ -86,7 +86,7 @@ def test_of_two_targets_a_change_moves_no_more_than_the_change(first, second):
 
 
 def test_a_target_of_weight_0_gets_nothing():
-    one = Split({"legal@7": 1.0, "legal@8": 0.0})
+    one = TrafficSplit({"legal@7": 1.0, "legal@8": 0.0})
 
     assert {one.choose() for _ in range(100)} | set(sent(one).values()) == {"legal@7"}
 

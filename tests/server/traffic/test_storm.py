@@ -19,9 +19,9 @@ from rota.core.request import Request
 from rota.observe.journey import Journey
 from rota.observe.meters import AdapterMeters
 from rota.runtime.registry import Registry
-from rota.runtime.service import Phase, ServiceState
+from rota.runtime.service import ServicePhase, ServiceState
 from rota.server.adapters.manager import AdapterManager
-from rota.server.traffic.route import Route, Split
+from rota.server.traffic.route import Route, TrafficSplit
 from rota.server.traffic.traffic import Shadows, Traffic
 
 NAMES = ("legal", "poet")
@@ -35,7 +35,7 @@ def unsent(_request: Request) -> NoReturn:
 class Notes:
     """Stands in for a service: what it was told."""
 
-    state = ServiceState(phase=Phase.READY)
+    state = ServiceState(phase=ServicePhase.READY)
 
     def __init__(self) -> None:
         self.leavers: list[AdapterId] = []
@@ -86,7 +86,7 @@ class Storm(RuleBasedStateMachine):
         weights = {target: weight / math.fsum(raw) for target, weight in zip(targets, raw, strict=True)}
         rollback = data.draw(st.sampled_from(self.labels))
         shadow = data.draw(st.none() | st.sampled_from([one for one in self.labels if one not in targets] or [None]))
-        self.traffic.set(Route(name=name, split=Split(weights), rollback=rollback, shadow=shadow))
+        self.traffic.set(Route(name=name, split=TrafficSplit(weights), rollback=rollback, shadow=shadow))
 
     @rule(name=st.sampled_from(NAMES))
     def end_route(self, name: str) -> None:

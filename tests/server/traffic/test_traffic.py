@@ -16,7 +16,7 @@ from rota.core.request import Request
 from rota.observe.journey import Journey
 from rota.observe.meters import AdapterMeters
 from rota.runtime.registry import Registry
-from rota.server.traffic.route import Route, Split
+from rota.server.traffic.route import Route, TrafficSplit
 from rota.server.traffic.traffic import DIES_AGAIN_S, Shadows, Traffic
 
 
@@ -43,7 +43,9 @@ class Stage:
         self.traffic = Traffic(self.registry, Shadows(unsent, lambda: 8), now=lambda: 1000.0, is_open_to=is_open_to)
         self.meters = self.traffic.meters
         weights = weights or {"legal@1": 0.5, "legal@2": 0.5}
-        self.traffic.set(Route(name="legal", split=Split(weights), rollback=rollback, shadow=shadow, set_by=set_by))
+        self.traffic.set(
+            Route(name="legal", split=TrafficSplit(weights), rollback=rollback, shadow=shadow, set_by=set_by)
+        )
 
     @property
     def route(self) -> Route:

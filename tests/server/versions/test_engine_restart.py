@@ -18,7 +18,7 @@ from rota.core.lora_paths import LoraPath
 from rota.llm.config import build_device, engine_config
 from rota.runtime.preloaded import PreloadedService
 from rota.runtime.registry import Registry
-from rota.runtime.service import BuildDevice, Phase, Service
+from rota.runtime.service import BuildDevice, Service, ServicePhase
 from rota.server.answers.respond import VERSION_HEADER
 from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
@@ -53,7 +53,7 @@ class Stage:
 
     def _is_ready(self) -> bool:
         phases = {engine.phase for engine in self._service.state.engines}
-        return phases == {Phase.READY} and self.client.get("/readyz").status_code == 200
+        return phases == {ServicePhase.READY} and self.client.get("/readyz").status_code == 200
 
     def route(self, **body: Any) -> dict[str, Any]:
         shown: dict[str, Any] = self.client.put(ROUTE, json=body).raise_for_status().json()

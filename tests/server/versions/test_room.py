@@ -16,7 +16,7 @@ from rota.core.errors import RequestError
 from rota.core.ids import AdapterId
 from rota.core.lora_paths import LoraPath
 from rota.server.access.keys import Key, KeyRing, digest_of
-from rota.server.adapters.room import MOST_UPLOADS, Room
+from rota.server.adapters.room import MOST_UPLOADS, KeyRoom
 from tests.server.letters import error_of, serving
 from tests.server.versions.serving import CONFIG, Paused, SlowDevice, put, send, weights
 from tests.waiting import PATIENCE_S, until
@@ -110,7 +110,7 @@ def test_a_key_has_no_more_adapters_and_kept_versions_than_its_limit(tmp_path):
 def test_keys_without_limits_leave_adapters_to_each_other(monkeypatch):
     monkeypatch.setattr("rota.server.adapters.room.MOST_VERSIONS", 8)
     keys = {"acme": ACME, "birds": BIRDS, "boss": Key("boss")}
-    room, asked = Room(keys.get, lambda: 0), LoraPath(name="owl", path="/owl")
+    room, asked = KeyRoom(keys.get, lambda: 0), LoraPath(name="owl", path="/owl")
 
     def take(owner: str, times: int, first: int) -> int:
         """How many of them were taken."""
@@ -129,7 +129,7 @@ def test_keys_without_limits_leave_adapters_to_each_other(monkeypatch):
 
 
 def test_adapters_of_sources_count_with_their_bytes_for_whose_they_are():
-    room = Room({"acme": replace(ACME, max_adapter_bytes=100)}.get, lambda: 0)
+    room = KeyRoom({"acme": replace(ACME, max_adapter_bytes=100)}.get, lambda: 0)
 
     def take(number: int, size: int) -> None:
         one = Adapter(adapter_id=AdapterId(number), name="owl", path="s3://owls/owl", owner="acme")

@@ -23,7 +23,7 @@ STREAM_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class AnswerPiece:
     """A part of an answer. `tokens` counts all tokens of the answer so far, if the server tells."""
 
     text: str = ""
@@ -46,7 +46,7 @@ class Remote:
             except (ValueError, KeyError, TypeError) as error:
                 raise CallError(f"What answers at {self.url} is no server with OpenAI's routes.") from error
 
-    def answer(self, model: str, messages: Sequence[dict[str, str]], options: dict[str, Any]) -> Generator[Piece]:
+    def answer(self, model: str, messages: Sequence[dict[str, str]], options: dict[str, Any]) -> Generator[AnswerPiece]:
         """The answer to a conversation as it comes. Raises CallError; closing the generator ends the answer."""
         # No field that only some servers know.
         usage = {"include_usage": True}
@@ -60,7 +60,7 @@ class Remote:
         return call(self.url, self.api_key, path, body, timeout_s)
 
 
-def _piece(data: bytes) -> Piece:
+def _piece(data: bytes) -> AnswerPiece:
     try:
         event = json.loads(data)
     except ValueError:
@@ -69,7 +69,9 @@ def _piece(data: bytes) -> Piece:
         raise CallError(sentence_of(data) or "The answer failed.")
     delta = (event.get("choices") or [{}])[0].get("delta") or {}
     tokens = (event.get("usage") or {}).get("completion_tokens")
-    return Piece(delta.get("content") or "", delta.get("reasoning_content") or delta.get("reasoning") or "", tokens)
+    return AnswerPiece(
+        delta.get("content") or "", delta.get("reasoning_content") or delta.get("reasoning") or "", tokens
+    )
 
 
 # ── screen ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -259,7 +261,7 @@ class AnswerClock:
         self._tokens = 0
         self.is_stopped = False
 
-    def watch(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
+    def watch(self, pieces: Iterator[AnswerPiece]) -> Iterator[AnswerPiece]:
         for piece in pieces:
             if piece.text or piece.thought:
                 self._last_at = time.monotonic()

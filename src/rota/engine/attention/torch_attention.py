@@ -27,7 +27,7 @@ LONG = 2 * PIECE
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class _AttentionCall:
     pages: Tensor  # [pieces * kv_heads * pages], lines of the cache
     pieces: int
     begin: int  # tokens of each piece that are seen
@@ -39,7 +39,7 @@ class LongRow:
     """One decoding row."""
 
     member: int  # its place among the decodes
-    calls: list[_Call]
+    calls: list[_AttentionCall]
 
     def attend(self, query: Tensor, cache: LayerCache, scale: float) -> Tensor:
         """[heads, head_dim] of query [heads, head_dim]."""
@@ -68,7 +68,7 @@ def long_row(member: int, table: Tensor, low: int, high: int, keys: Tensor) -> L
     return LongRow(member, list(_calls(table, low, high, keys, at_once)))
 
 
-def _calls(table: Tensor, low: int, high: int, keys: Tensor, at_once: int) -> Iterator[_Call]:
+def _calls(table: Tensor, low: int, high: int, keys: Tensor, at_once: int) -> Iterator[_AttentionCall]:
     block_size = keys.shape[2]
     pages = -(-PIECE // block_size)
     piece = pages * block_size
@@ -76,16 +76,16 @@ def _calls(table: Tensor, low: int, high: int, keys: Tensor, at_once: int) -> It
     if low % block_size:
         seen = min(piece, high - first * block_size)
         last = first + -(-seen // block_size)
-        yield _Call(lines(table[None, first:last], keys), 1, low % block_size, seen)
+        yield _AttentionCall(lines(table[None, first:last], keys), 1, low % block_size, seen)
         first = last
     whole = (high - first * block_size) // piece
     for begin in range(0, whole, at_once):
         count = min(at_once, whole - begin)
         some = table[first + begin * pages : first + (begin + count) * pages]
-        yield _Call(lines(some.view(count, pages), keys), count, 0, piece)
+        yield _AttentionCall(lines(some.view(count, pages), keys), count, 0, piece)
     first += whole * pages
     if first * block_size < high:
-        yield _Call(lines(table[None, first : -(-high // block_size)], keys), 1, 0, high - first * block_size)
+        yield _AttentionCall(lines(table[None, first : -(-high // block_size)], keys), 1, 0, high - first * block_size)
 
 
 def gather(cache: LayerCache, pages: Tensor, rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -117,7 +117,7 @@ PADDING_PER_CALL = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _DecodeGroup:
     """Decoding rows that one call attends for."""
 
     members: Tensor  # [members], their places among the decodes
@@ -127,7 +127,7 @@ class _Group:
 
 
 @dataclass(frozen=True, slots=True)
-class _Chunk:
+class _PromptChunk:
     """A chunk's queries, its sequence's pages so far, and what it must not see."""
 
     begin: int
@@ -139,7 +139,7 @@ class _Chunk:
 
 @dataclass(frozen=True, slots=True)
 class _Decodes:
-    groups: list[_Group]
+    groups: list[_DecodeGroup]
     long_rows: list[LongRow]
 
 
@@ -158,7 +158,7 @@ class TorchAttention:
         self._longest = longest
         self._step: DeviceStep | None = None
         self._decodes: dict[int, _Decodes] = {}  # by window
-        self._chunks: dict[int, list[_Chunk]] = {}
+        self._chunks: dict[int, list[_PromptChunk]] = {}
 
     def decode(self, query: Tensor, cache: LayerCache, step: DeviceStep, window: int = 0) -> Tensor:
         self._forget_but(step)
@@ -177,7 +177,7 @@ class TorchAttention:
             output[row.member] = row.attend(query[row.member], cache, self._scale)
         return output
 
-    def _decode_group(self, query: Tensor, cache: LayerCache, group: _Group) -> Tensor:
+    def _decode_group(self, query: Tensor, cache: LayerCache, group: _DecodeGroup) -> Tensor:
         rows, heads, head_dim = query.shape
         kv_heads = cache.keys.shape[1]
         keys, values = gather(cache, group.pages, rows, query.dtype)
@@ -199,7 +199,7 @@ class TorchAttention:
         parts = [self._prefill_chunk(query[chunk.begin : chunk.end], cache, chunk) for chunk in chunks]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _prefill_chunk(self, query: Tensor, cache: LayerCache, chunk: _Chunk) -> Tensor:
+    def _prefill_chunk(self, query: Tensor, cache: LayerCache, chunk: _PromptChunk) -> Tensor:
         keys, values = gather(cache, chunk.pages, 1, query.dtype)
         attended = functional.scaled_dot_product_attention(
             pad_rows(query).transpose(0, 1)[None],
@@ -240,7 +240,7 @@ def _groups(
     short: list[int],
     lows: list[int],
     highs: list[int],
-) -> Iterator[_Group]:
+) -> Iterator[_DecodeGroup]:
     """Rows are gathered from the page on in which their windows begin."""
     block_size, device = keys.shape[2], keys.device
     pages = [low // block_size for low in lows]
@@ -260,7 +260,7 @@ def _groups(
             hidden = (position >= high[:, None]) | (position < low[:, None])
             mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)
             mask = mask[:, None, None, :]
-        yield _Group(members, lines(tables, keys), longest, mask)
+        yield _DecodeGroup(members, lines(tables, keys), longest, mask)
 
 
 def split_by_length(lengths: list[int], most_padding: int) -> list[list[int]]:
@@ -276,7 +276,7 @@ def split_by_length(lengths: list[int], most_padding: int) -> list[list[int]]:
     return [sorted(batch) for batch in batches]
 
 
-def _chunks(step: DeviceStep, keys: Tensor, dtype: torch.dtype, window: int) -> Iterator[_Chunk]:
+def _chunks(step: DeviceStep, keys: Tensor, dtype: torch.dtype, window: int) -> Iterator[_PromptChunk]:
     assert step.prefill is not None
     begin, block_size = 0, keys.shape[2]
     for row, start, tokens in zip(
@@ -297,5 +297,5 @@ def _chunks(step: DeviceStep, keys: Tensor, dtype: torch.dtype, window: int) -> 
                 hidden |= position <= own - window
             mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf).to(keys.device)
         pages = lines(step.tables[row : row + 1, page.to(keys.device)], keys)
-        yield _Chunk(begin, begin + tokens, pages, padded, mask)
+        yield _PromptChunk(begin, begin + tokens, pages, padded, mask)
         begin += tokens

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rota.engine.attention.triton_decode import combine_heads_kernel, decode_kernel
 from rota.engine.attention.triton_prefill import COMBINED_ROWS, combine_kernel, prefill_kernel
-from rota.engine.attention.triton_shares import Bounds, share_chunks, share_decodes
+from rota.engine.attention.triton_shares import CutBounds, share_chunks, share_decodes
 from rota.engine.chain import chained
 from rota.engine.layer_cache import LayerCache
 from rota.engine.step.device_step import DeviceStep, PrefillPart
@@ -43,7 +43,7 @@ class DecodeTuning:
     registers: int = 200  # of a thread, at most
     resident: int = 8  # programs of the grid per processor: as many as run at once, and no more
     apart: int = 8  # decodes of a step up to which a kernel of its own combines: 6.8 instead of 9.2 us at 1 x 600
-    # See `Bounds`.
+    # See `CutBounds`.
     programs: int = 8  # to run at once on a processor: enough to keep its share of the memory bus busy
     cuts: int = 1
     shortest: int = 96
@@ -95,9 +95,9 @@ def prefill_tuning_for(cache: LayerCache) -> PrefillTuning:
     return PrefillTuning() if cache.scales is None else EIGHT_BIT_PREFILLS
 
 
-def bounds_of(tuning: DecodeTuning | PrefillTuning, device: torch.device, kv_heads: int, spare: int) -> Bounds:
+def bounds_of(tuning: DecodeTuning | PrefillTuning, device: torch.device, kv_heads: int, spare: int) -> CutBounds:
     slots = slots_of(tuning.programs, tuning, device, kv_heads)
-    return Bounds(slots, tuning.cuts, tuning.shortest, tuning.most_pieces, spare, tuning.fits)
+    return CutBounds(slots, tuning.cuts, tuning.shortest, tuning.most_pieces, spare, tuning.fits)
 
 
 def slots_of(programs: int, tuning: DecodeTuning | PrefillTuning, device: torch.device, kv_heads: int) -> int:
@@ -105,7 +105,7 @@ def slots_of(programs: int, tuning: DecodeTuning | PrefillTuning, device: torch.
     return max(1, (tuning.processors or _processors(device)) * programs // kv_heads)
 
 
-def choose_programs(decodes: int, bounds: Bounds, resident: int) -> int:
+def choose_programs(decodes: int, bounds: CutBounds, resident: int) -> int:
     """Programs of one kv head: all that can run at once, or so many that uncut rows make full rounds."""
     if decodes <= resident:
         return min(resident, bounds.shares(decodes))
@@ -218,7 +218,9 @@ class TritonAttention:
         )
         return output
 
-    def _decode_shares(self, step: DeviceStep, window: int, bounds: Bounds, tile: int, kv_heads: int) -> _DecodeShares:
+    def _decode_shares(
+        self, step: DeviceStep, window: int, bounds: CutBounds, tile: int, kv_heads: int
+    ) -> _DecodeShares:
         self._forget_but(step)
         if window not in self._decodes:
             entries, ranges, taken = (
@@ -239,7 +241,7 @@ class TritonAttention:
         step: DeviceStep,
         part: PrefillPart,
         window: int,
-        bounds: Bounds,
+        bounds: CutBounds,
         units: int,
         group: int,
         queries: int,

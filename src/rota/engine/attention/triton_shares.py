@@ -7,8 +7,8 @@
     list       head | whole, long | piece piece piece ... | whole, short | nothing
                                   of cut units, by unit
 
-Long work comes first, so that what is left at the end is short. The list has a bounded length (`Bounds`) and is written
-anew in every step, so a captured graph serves any lengths.
+Long work comes first, so that what is left at the end is short. The list has a bounded length (`CutBounds`) and is
+written anew in every step, so a captured graph serves any lengths.
 
 Where rows are few enough, shares are as short as they can be if all are to run at once. One more would begin when the
 first one ends: where 132 run at once, 48 x 700 tokens in 144 pieces took 39 us, and 64 x 600 in 128 pieces took 30.
@@ -34,7 +34,7 @@ _TO_TWICE = tl.constexpr(4)
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class CutBounds:
     """How finely units are cut, and how long the list may get by that."""
 
     slots: int  # programs of one kv head that run at once

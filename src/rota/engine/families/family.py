@@ -15,7 +15,7 @@ from rota.engine.model.config_file import ConfigFile
 from rota.engine.model.linear import Projection
 from rota.engine.model.protocol import Model
 from rota.engine.ops.protocol import OPEN_SITES, Operations
-from rota.engine.parallel.group import ONE_RANK, Group
+from rota.engine.parallel.group import ONE_RANK, RankGroup
 from rota.engine.step.device_step import LoraBatch
 from rota.engine.weights.load import Weights
 
@@ -30,7 +30,7 @@ class Kernels:
     operations: Operations
     attention: Attention
     with_adapters: ProjectWithAdapters | None = None  # None: no step has adapters
-    group: Group = ONE_RANK  # ranks that each hold a part of the model
+    group: RankGroup = ONE_RANK  # ranks that each hold a part of the model
     ends: Ends | None = None  # what adapters add to the embedding and to the head; None: nothing
     # By site: up to how many decodes the operation behind a product adds the adapters' part.
     open_sites: Mapping[str, int] = field(default_factory=lambda: OPEN_SITES)

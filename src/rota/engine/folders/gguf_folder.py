@@ -21,7 +21,7 @@ from rota.engine.quantised.names import CODES, GROUPS_FILE, MINIMA, SCALES
 # A safetensors file is written tensor by tensor: the library's own writer needs all tensors in memory at once.
 
 
-class Entry(NamedTuple):
+class GgufTensor(NamedTuple):
     """A tensor in the header."""
 
     name: str
@@ -30,7 +30,7 @@ class Entry(NamedTuple):
     itemsize: int
 
 
-def write_safetensors(path: Path, entries: Sequence[Entry], arrays: Iterable[npt.NDArray[Any]]) -> None:
+def write_safetensors(path: Path, entries: Sequence[GgufTensor], arrays: Iterable[npt.NDArray[Any]]) -> None:
     """Write the arrays in the order of their entries."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -54,14 +54,14 @@ def write_safetensors(path: Path, entries: Sequence[Entry], arrays: Iterable[npt
 Bytes = npt.NDArray[np.uint8]
 
 
-class Part(NamedTuple):
+class GroupTensor(NamedTuple):
     """One tensor of a file of groups; its first dimension is the matrix's."""
 
-    entry: Entry
+    entry: GgufTensor
     values: npt.NDArray[Any]
 
 
-def group_parts(name: str, data: Bytes, kind: gguf.GGMLQuantizationType, shape: tuple[int, ...]) -> list[Part]:
+def group_parts(name: str, data: Bytes, kind: gguf.GGMLQuantizationType, shape: tuple[int, ...]) -> list[GroupTensor]:
     """The parts of a tensor in groups of four or eight bits; empty for any other tensor."""
     if kind == gguf.GGMLQuantizationType.Q4_1:
         blocks = data.reshape(shape[0], -1, 20)
@@ -79,8 +79,8 @@ def group_parts(name: str, data: Bytes, kind: gguf.GGMLQuantizationType, shape: 
     return []
 
 
-def _part(name: str, dtype: str, values: npt.NDArray[Any]) -> Part:
-    return Part(Entry(name, dtype, values.shape, values.itemsize), values)
+def _part(name: str, dtype: str, values: npt.NDArray[Any]) -> GroupTensor:
+    return GroupTensor(GgufTensor(name, dtype, values.shape, values.itemsize), values)
 
 
 def _numbers(blocks: Bytes, at: int) -> npt.NDArray[np.float16]:
@@ -130,7 +130,7 @@ def convert_gguf(source: Path, folder: Path, quiet: bool) -> None:
     _write_json(folder / "tokenizer_config.json", _tokenizer_config(fields))
     _tokenizer(fields).save(str(folder / "tokenizer.json"))
     unpacked = tracked(tensors, f"Unpacking {source.stem}", "tensors", quiet)
-    entries = [Entry(tensor.name, "BF16", tensor.shape, 2) for tensor in tensors]
+    entries = [GgufTensor(tensor.name, "BF16", tensor.shape, 2) for tensor in tensors]
     write_safetensors(folder / "model.safetensors", entries, (_bfloat16(_weights(tensor)) for tensor in unpacked))
     parts = [part for tensor in tensors for part in _groups(tensor)]
     if parts:
@@ -164,7 +164,7 @@ def _weights(tensor: _Tensor) -> npt.NDArray[np.float32]:
     return _in_order(weights, tensor.shuffled_heads)
 
 
-def _groups(tensor: _Tensor) -> list[Part]:
+def _groups(tensor: _Tensor) -> list[GroupTensor]:
     """The tensor's codes, scales and minima as in the file; none if the tensor is not in groups."""
     parts = group_parts(tensor.name, tensor.source.data, tensor.source.tensor_type, tensor.shape)
     return [part._replace(values=_in_order(part.values, tensor.shuffled_heads)) for part in parts]

@@ -16,7 +16,7 @@ from rota.engine.lora.base import BaseMatrices
 from rota.engine.lora.copies import can_batch, copy_lines, copy_stretches, line_count, lines_of, shares_of, stretches_of
 from rota.engine.lora.embed_head import EndBank
 from rota.engine.lora.files.ranks import PAGE_RANK, pages_for
-from rota.engine.lora.growth import Growth
+from rota.engine.lora.growth import SlotGrowth
 from rota.engine.lora.host import HostAdapter, StackedSite, run_length, stacked_sites
 from rota.engine.lora.layout import SiteFactors, zeros
 from rota.engine.lora.packing import Unpacker, unturned_bytes
@@ -68,7 +68,7 @@ class Bank:
         base: BaseMatrices | None = None,
         ends: EndBank | None = None,
         extras: Extra = Extra.NONE,
-        growth: Growth | None = None,
+        growth: SlotGrowth | None = None,
         unpacks: bool = False,
     ) -> None:
         """With a stage, or without it, or by default with it where it pays. With pages, or without them.

@@ -56,7 +56,7 @@ NO_BANK = BankSize()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class BankRoom:
     """What a place takes (a slot's own, or a page), and what there is for places."""
 
     place_bytes: int
@@ -94,7 +94,7 @@ def choose_rank(config: LoraConfig, first: FirstAdapters) -> tuple[int, str]:
     return rank, "the largest at the start" if first.count else "no adapter at the start"
 
 
-def choose_slots(config: LoraConfig, rank: int, first: FirstAdapters, room: Room) -> tuple[int, str]:
+def choose_slots(config: LoraConfig, rank: int, first: FirstAdapters, room: BankRoom) -> tuple[int, str]:
     """How many slots of this rank there are, and why. Raises ConfigError if none fits, or fewer than were asked for."""
     if config.max_loras_per_batch != "auto":
         _check_fits(config.max_loras_per_batch, rank, room)
@@ -105,7 +105,7 @@ def choose_slots(config: LoraConfig, rank: int, first: FirstAdapters, room: Room
     return _beside_kv(config, room, min(bounds))
 
 
-def choose_matrices(config: LoraConfig, first: FirstAdapters, size: int, room: Room) -> int:
+def choose_matrices(config: LoraConfig, first: FirstAdapters, size: int, room: BankRoom) -> int:
     """How many places of this size there are for matrices of adapters' own: as many as fit of those at the start.
 
     They take half of what adapters may take, at most; the slots have the other half.
@@ -122,7 +122,7 @@ def has_pages(config: LoraConfig, first: FirstAdapters) -> bool:
     return is_free and 0 < first.pages < first.count * pages_for(first.rank)
 
 
-def choose_pages(config: LoraConfig, rank: int, first: FirstAdapters, room: Room) -> tuple[int, str]:
+def choose_pages(config: LoraConfig, rank: int, first: FirstAdapters, room: BankRoom) -> tuple[int, str]:
     """How many pages slots of at most this rank share, and why. Raises ConfigError if one of this rank does not fit."""
     largest = pages_for(rank)
     bounds = [_held(config, rank, room, largest), (useful_pages(first, room.annexes), _counted(first.count))]
@@ -155,7 +155,7 @@ def useful_slots(first: int, annexes: Callable[[int], tuple[str, ...]]) -> int:
     return max(slots for slots in range(fewest, most + 1) if annexes(slots) == kept)
 
 
-def _held(config: LoraConfig, rank: int, room: Room, least: int = 1) -> tuple[int, str]:
+def _held(config: LoraConfig, rank: int, room: BankRoom, least: int = 1) -> tuple[int, str]:
     """The places in the share of the memory; an adapter of this rank needs the least."""
     share = config.lora_memory_share or DEFAULT_SHARE
     size = share * room.memory.total
@@ -170,7 +170,7 @@ def _held(config: LoraConfig, rank: int, room: Room, least: int = 1) -> tuple[in
 
 
 def _beside_kv(
-    config: LoraConfig, room: Room, bound: tuple[int, str], least: int = 1, what: str = "slots"
+    config: LoraConfig, room: BankRoom, bound: tuple[int, str], least: int = 1, what: str = "slots"
 ) -> tuple[int, str]:
     """The bound, or less if the share is the default and KV of the running limit would not be left."""
     places, why = bound
@@ -184,7 +184,7 @@ def _beside_kv(
     return left, "what KV of max_running_requests leaves"
 
 
-def _check_fits(slots: int, rank: int, room: Room) -> None:
+def _check_fits(slots: int, rank: int, room: BankRoom) -> None:
     free = room.memory.total - room.memory.taken
     if room.takes(slots) > free:
         raise ConfigError(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rota.engine.device import send
 from rota.engine.step.device_step import Groups, LoraBatch
-from rota.engine.step.frames import Layout, Numbers
+from rota.engine.step.frames import FrameLayout, Numbers
 
 # In a decode step each slot has few tokens, and a matrix instruction takes at least 16; a prompt fills large tiles.
 DECODE_TILE = 16
@@ -91,9 +91,9 @@ class BatchFrame:
         return self._layout.numbers
 
     @property
-    def _layout(self) -> Layout:
+    def _layout(self) -> FrameLayout:
         tokens, tiles = self.tokens, self.tiles
-        return Layout(
+        return FrameLayout(
             {"token_slots": tokens, "order": tokens, "tile_slots": tiles, "tile_starts": tiles, "tile_counts": tiles}
         )
 

@@ -29,7 +29,7 @@ StretchTable = NDArray[np.int64]  # […, 2]: address and bytes of each stretch
 IN_STREAM_ORDER = 1  # CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
 
 
-class _Place(ctypes.Structure):
+class _MemoryLocation(ctypes.Structure):
     """CUmemLocation; zeros leave it to the driver to find out where an address lies."""
 
     _fields_ = (("kind", ctypes.c_int), ("number", ctypes.c_int))
@@ -40,8 +40,8 @@ class _Attributes(ctypes.Structure):
 
     _fields_ = (
         ("source_order", ctypes.c_int),
-        ("source_hint", _Place),
-        ("target_hint", _Place),
+        ("source_hint", _MemoryLocation),
+        ("target_hint", _MemoryLocation),
         ("flags", ctypes.c_uint),
     )
 
@@ -170,16 +170,16 @@ def copy_lines(lines: Sequence[Tensor], pieces: Sequence[Tensor]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
+class _CopyLengths:
     """The lengths of the parts of each line and of each piece."""
 
     lines: list[list[int]]
     pieces: list[list[int]]
 
 
-def _cut(lines: Sequence[int], pieces: Sequence[int]) -> _Cut:
+def _cut(lines: Sequence[int], pieces: Sequence[int]) -> _CopyLengths:
     """Cut lines and pieces of these lengths where either of them ends."""
-    cut = _Cut([[] for _ in lines], [[] for _ in pieces])
+    cut = _CopyLengths([[] for _ in lines], [[] for _ in pieces])
     piece, room = 0, pieces[0]
     for parts, length in zip(cut.lines, lines, strict=True):
         while length:

@@ -19,7 +19,7 @@ NAMES = {
 }
 
 
-class Growth:
+class SlotGrowth:
     """What slots have besides factors in the layers, and what they are to get; from any thread."""
 
     def __init__(self, extras: Extra, bytes_for: Callable[[Extra], int], free: Callable[[], int]) -> None:

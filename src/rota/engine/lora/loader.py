@@ -27,8 +27,8 @@ from rota.core.messages import AdapterFailed, AdapterFetched, AdapterReady, Mess
 from rota.engine.lora.bank import Bank
 from rota.engine.lora.files.brought import Brought
 from rota.engine.lora.files.checkpoint import read_checkpoint
-from rota.engine.lora.files.outline import Ask, answer
-from rota.engine.lora.files.reader import AdapterReader, Copy, Refused, reason_for
+from rota.engine.lora.files.outline import Inquire, answer
+from rota.engine.lora.files.reader import AdapterReader, Copy, RefusedAdapter, reason_for
 from rota.engine.lora.files.workspace import PLAIN, PinningWorkspace
 from rota.engine.lora.host import HostAdapter
 from rota.engine.model.spec import ModelSpec
@@ -130,7 +130,7 @@ FAR_THREADS = 4
 
 
 def checkpoint_reader(
-    bank: Bank, spec: ModelSpec, brought: Brought | None = None, shard: Shard = WHOLE, ask: Ask = answer
+    bank: Bank, spec: ModelSpec, brought: Brought | None = None, shard: Shard = WHOLE, ask: Inquire = answer
 ) -> Callable[[Adapter], HostAdapter]:
     """Reads PEFT folders into the kind of host memory from which copies into this bank are fastest.
 
@@ -160,7 +160,7 @@ def checkpoint_reader(
     return read
 
 
-class Place(NamedTuple):
+class CopyTarget(NamedTuple):
     """Where an adapter is copied."""
 
     slot: Slot
@@ -230,7 +230,7 @@ class AdapterLoader:
         resident is the last that is copied, whichever slots had the page before.
         """
         adapter, pending = self._adapters[adapter_id], PendingCopy()
-        place = Place(slot, tuple(pages), tuple(matrices))
+        place = CopyTarget(slot, tuple(pages), tuple(matrices))
 
         def load_when_read(copy: Future[Copy]) -> None:
             self._copier.submit(self._load, adapter, copy.result(), place, is_free, pending)
@@ -262,7 +262,7 @@ class AdapterLoader:
 
     def _copy_of(self, adapter: Adapter, reader: AdapterReader) -> Future[Copy]:
         copy = self._copies.get(adapter.adapter_id)
-        if copy is None or (copy.done() and isinstance(copy.result(), Refused)):
+        if copy is None or (copy.done() and isinstance(copy.result(), RefusedAdapter)):
             reader = self._far() if has_scheme(adapter.path) else reader
             copy = self._copies[adapter.adapter_id] = reader.submit(adapter)
         return copy
@@ -276,11 +276,11 @@ class AdapterLoader:
         while not self._refused.empty():
             adapter_id = self._refused.get()
             copy = self._copies.get(adapter_id)
-            if copy is not None and copy.done() and isinstance(copy.result(), Refused):
+            if copy is not None and copy.done() and isinstance(copy.result(), RefusedAdapter):
                 del self._adapters[adapter_id], self._copies[adapter_id]
 
     def _tell_fetched(self, adapter: Adapter, copy: Copy) -> None:
-        if isinstance(copy, Refused):
+        if isinstance(copy, RefusedAdapter):
             self._refused.put(adapter.adapter_id)
             self._post(AdapterFailed(adapter_id=adapter.adapter_id, at=time.monotonic(), reason=copy.reason))
         else:
@@ -296,7 +296,7 @@ class AdapterLoader:
             )
 
     def _load(
-        self, adapter: Adapter, copy: Copy, place: Place, is_free: torch.cuda.Event | None, pending: PendingCopy
+        self, adapter: Adapter, copy: Copy, place: CopyTarget, is_free: torch.cuda.Event | None, pending: PendingCopy
     ) -> None:
         timed = TimedCopy(self._stream, is_free)
         try:
@@ -310,10 +310,10 @@ class AdapterLoader:
             pending.queue(timed.is_complete)
             self._watcher.submit(self._tell_ready, adapter, copy, timed)
 
-    def _copy_in(self, copy: Copy, place: Place) -> None:
+    def _copy_in(self, copy: Copy, place: CopyTarget) -> None:
         """A slot whose copy fails holds no adapter: a step that waits for it must not find half of one."""
         try:
-            if isinstance(copy, Refused):
+            if isinstance(copy, RefusedAdapter):
                 raise AdapterError(copy.reason)
             self._bank.copy_in(place.slot, copy, place.pages, place.matrices)
         except Exception:  # whatever it is, it goes on

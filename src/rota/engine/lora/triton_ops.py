@@ -330,29 +330,29 @@ class ExpandTuning:
 
 
 @dataclass(frozen=True, slots=True)
-class Tuning:
+class LoraTuning:
     shrink: ShrinkTuning
     expand: ExpandTuning
 
 
-DECODE = Tuning(
+DECODE = LoraTuning(
     ShrinkTuning(rows=16, share=512, most_shares=16, step=128, warps=4, stages=4),
     ExpandTuning(columns=256, ranks=16, warps=4),
 )
-PREFILL = Tuning(
+PREFILL = LoraTuning(
     ShrinkTuning(rows=64, share=1024, most_shares=4, step=64, warps=4, stages=4),
     ExpandTuning(columns=256, ranks=16, warps=4),
 )
 
 
-def add_lora(y: Tensor, x: Tensor, factors: SiteFactors, batch: LoraBatch, tuning: Tuning | None = None) -> None:
+def add_lora(y: Tensor, x: Tensor, factors: SiteFactors, batch: LoraBatch, tuning: LoraTuning | None = None) -> None:
     """y [tokens, outputs] += what each token's adapter makes of x [tokens, inputs]; base tokens do not change."""
     tuning = tuning or tuning_for(batch)
     expand(y, shrink(x, factors, batch, tuning), factors, batch, tuning)
 
 
 def project_widened(
-    matrix: Matrix, x: Tensor, factors: SiteFactors, batch: LoraBatch, tuning: Tuning | None = None
+    matrix: Matrix, x: Tensor, factors: SiteFactors, batch: LoraBatch, tuning: LoraTuning | None = None
 ) -> Tensor:
     """A product with a matrix that has an annex, plus what each token's adapter adds: a view, not contiguous."""
     y, shrunk = split_widened(matrix(x), factors)
@@ -384,7 +384,7 @@ class TritonProjector:
         return product if factors.table is None else product.closed()
 
     def _multiplied(
-        self, project: Projection, x: Tensor, factors: SiteFactors, batch: LoraBatch, tuning: Tuning
+        self, project: Projection, x: Tensor, factors: SiteFactors, batch: LoraBatch, tuning: LoraTuning
     ) -> tuple[Tensor, Tensor]:
         if project.widened is not None:
             return split_widened(project.widened(x), factors)
@@ -399,11 +399,11 @@ class TritonProjector:
         return y, shrunk
 
 
-def tuning_for(batch: LoraBatch) -> Tuning:
+def tuning_for(batch: LoraBatch) -> LoraTuning:
     return DECODE if batch.tile_size == DECODE_TILE else PREFILL
 
 
-def shrink(x: Tensor, factors: SiteFactors, batch: LoraBatch, tuning: Tuning) -> Tensor:
+def shrink(x: Tensor, factors: SiteFactors, batch: LoraBatch, tuning: LoraTuning) -> Tensor:
     """x @ A.T by shares of the inputs: [shares, tokens in the batch's order, parts * max_rank] float32.
 
     Written only where expand reads.
@@ -426,7 +426,7 @@ def shrink(x: Tensor, factors: SiteFactors, batch: LoraBatch, tuning: Tuning) ->
     return partial
 
 
-def expand(y: Tensor, shrunk: Tensor, factors: SiteFactors, batch: LoraBatch, tuning: Tuning) -> None:
+def expand(y: Tensor, shrunk: Tensor, factors: SiteFactors, batch: LoraBatch, tuning: LoraTuning) -> None:
     """y += shrunk @ B, each part with its own columns; then y is trimmed, if slots have trims.
 
     shrunk: the shares that shrink gave on the same stream; or x @ A.T of all places, [tokens, all rows of A or more].

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rota.engine.parallel.group import ONE_RANK, GlooGroup, Group, least_of, meet, part
+from rota.engine.parallel.group import ONE_RANK, GlooGroup, RankGroup, least_of, meet, part
 
 # Up to here a rank reads all buffers sooner than NCCL has started: 64 tokens of 4,096 numbers in bfloat16 are half of
 # this. Two GPUs were not at hand to measure where NCCL becomes the faster one.
@@ -109,7 +109,7 @@ def is_small(size: int, dtype: torch.dtype) -> bool:
     return size <= ONE_SHOT_BYTES and size % 4 == 0 and dtype in SUMMED
 
 
-def join(rank: int, size: int, device: torch.device, meeting: str) -> Group:
+def join(rank: int, size: int, device: torch.device, meeting: str) -> RankGroup:
     """Meet the other ranks at an address such as tcp://127.0.0.1:29500; waits for them."""
     if size == 1:
         return ONE_RANK

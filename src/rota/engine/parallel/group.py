@@ -19,7 +19,7 @@ PATIENCE = timedelta(minutes=10)
 LOOPBACK = ("tcp://127.", "tcp://localhost:", "file://")
 
 
-class Group(Protocol):
+class RankGroup(Protocol):
     """What ranks do together."""
 
     @property

@@ -26,7 +26,7 @@ _OPERANDS = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tuning:
+class ProductTuning:
     """Shapes of the product; `packed_product.py` tries them out."""
 
     columns: int  # outputs per program
@@ -35,7 +35,7 @@ class Tuning:
     warps: int = 4
 
 
-def multiply(x: Tensor, packed: Packed, bias: Tensor | None, ended: Tensor, tuning: Tuning) -> Tensor:
+def multiply(x: Tensor, packed: Packed, bias: Tensor | None, ended: Tensor, tuning: ProductTuning) -> Tensor:
     """[rows, inputs] -> [rows, outputs] for at most MOST_ROWS rows.
 
     ended: int32 zeros, as `ended_for` makes them, of this matrix alone: no two products of a matrix run at one time.

@@ -15,7 +15,7 @@ from rota.engine.parallel.shard import Cut
 CutOf = Callable[[str], Cut | None]
 
 
-class Stored(Protocol):
+class StoredMatrix(Protocol):
     """A matrix in few bits, as a folder has it: `Scaled`, `Codes`, or another form that no product takes."""
 
     @property
@@ -29,7 +29,7 @@ class Stored(Protocol):
 
 
 # That stretch as the folder stores it, on the device; None if it is stored plain.
-Find = Callable[[str], Stored | None]
+Find = Callable[[str], StoredMatrix | None]
 
 
 def uncut(_name: str) -> None:
@@ -51,7 +51,7 @@ class Parts:
     find: Find = nothing_stored
 
 
-class Maker(Protocol):
+class MatrixMaker(Protocol):
     """Makes the matrices that fit; adapters run beside them, so none has an annex."""
 
     def fits(self, names: Sequence[str], outputs: int, inputs: int) -> bool:

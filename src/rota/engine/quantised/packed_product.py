@@ -17,7 +17,7 @@ from triton.runtime.errors import OutOfResources
 from rota.core.stages import Choice
 from rota.engine.model.gemm_choice import graph_milliseconds
 from rota.engine.quantised.codes import Scaled, carried, carry
-from rota.engine.quantised.few_rows import Tuning, ended_for, multiply, written_out
+from rota.engine.quantised.few_rows import ProductTuning, ended_for, multiply, written_out
 from rota.engine.quantised.linear import Product
 from rota.engine.quantised.packing import TILE, Packed
 from rota.engine.quantised.scaled_product import round_rows
@@ -49,7 +49,7 @@ def multiply_scaled(
 ManyRows = Callable[[Tensor, Tensor | None], Tensor]
 Shapes = TypeVar("Shapes")
 # What our kernels do: with x as it is, or with x in eight bits.
-Way = Tuning | RowTuning
+Way = ProductTuning | RowTuning
 # These numbers of rows are tried; a number between them does as the next one. Each takes kernels to be compiled.
 TRIED_ROWS = (4, 16, 64, 128, 256)
 # Before trying: up to this many rows our kernel multiplies, by bits. The likeliest shapes fit on any GPU.
@@ -169,8 +169,8 @@ def tunings_for(packed: Packed, rows: int) -> Sequence[Way]:
         return _scaled_tunings(packed, rows)
     scaled = _scaled_tunings(packed, rows) if packed.bits == 8 else []
     found = [
-        Tuning(columns=columns, shares=_shares(packed, columns, each / triton.cdiv(rows, tile_rows), packed.steps),
-               rows=tile_rows, warps=warps)
+        ProductTuning(columns=columns, rows=tile_rows, warps=warps,
+                      shares=_shares(packed, columns, each / triton.cdiv(rows, tile_rows), packed.steps))
         for (columns, tile_rows, warps), programs in _up_to(rows, SHAPES).items()
         for each in programs
     ]  # fmt: skip

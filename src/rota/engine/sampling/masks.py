@@ -23,7 +23,7 @@ class Masks:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RowMasks:
     """Written when rows are seated, on the device: of each row a mask for its first tokens, and one for the others."""
 
     rows: Tensor  # [n] int32, those of a step
@@ -34,7 +34,7 @@ class Limits:
 
 
 # Logits [n, vocabulary] in, new logits in float32 out: minus infinity for tokens that may not come.
-MaskLogits = Callable[[Tensor, Masks | None, Limits | None], Tensor]
+MaskLogits = Callable[[Tensor, Masks | None, RowMasks | None], Tensor]
 
 
 def words_of(vocabulary: int) -> int:
@@ -50,7 +50,7 @@ def packed(tokens: Iterable[int], vocabulary: int) -> Words:
     return np.packbits(bits, bitorder="little").view(np.int32)
 
 
-def mask_logits(logits: Tensor, masks: Masks | None, limits: Limits | None) -> Tensor:
+def mask_logits(logits: Tensor, masks: Masks | None, limits: RowMasks | None) -> Tensor:
     """As `MaskLogits` says, on a CPU: a row at a time, and only rows that have a mask."""
     masked = logits.to(torch.float32, copy=True)
     values = masked.numpy()
@@ -63,7 +63,7 @@ def mask_logits(logits: Tensor, masks: Masks | None, limits: Limits | None) -> T
     return masked
 
 
-def _limiting(limits: Limits) -> Iterator[Tensor | None]:
+def _limiting(limits: RowMasks) -> Iterator[Tensor | None]:
     """Of each row the mask that counts now."""
     scopes = limits.scopes[limits.rows].tolist()
     for row, length, (has_mask, until) in zip(limits.rows.tolist(), limits.lengths.tolist(), scopes, strict=True):

@@ -15,7 +15,7 @@ from torch import Tensor
 from rota.core.plan import Seat
 from rota.core.request import MAX_LOGIT_BIASES, SamplingParams
 from rota.engine.device import send
-from rota.engine.sampling.masks import Limits, Words, packed, words_of
+from rota.engine.sampling.masks import RowMasks, Words, packed, words_of
 
 # ── biases ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 # Biases are added to the logits of the few tokens that a request names.
@@ -48,7 +48,7 @@ class Restrictions:
         self._rows = rows
         self._vocabulary = vocabulary
         self._device = device
-        self._bits: Tensor | None = None  # [rows, 2, words] int32, as in `Limits`
+        self._bits: Tensor | None = None  # [rows, 2, words] int32, as in `RowMasks`
         self._biased: Tensor | None = None  # [rows, most] int64
         self._biases: Tensor | None = None  # [rows, most] float32
 
@@ -63,10 +63,10 @@ class Restrictions:
         if params.logit_bias:
             self._seat_bias(seat.row, params)
 
-    def limits(self, rows: Tensor, lengths: Tensor, scopes: Tensor) -> Limits:
+    def limits(self, rows: Tensor, lengths: Tensor, scopes: Tensor) -> RowMasks:
         """Of a step's rows, of which at least one has a mask."""
         assert self._bits is not None
-        return Limits(rows, lengths, scopes, self._bits)
+        return RowMasks(rows, lengths, scopes, self._bits)
 
     def biases(self, counts: Tensor) -> Biases:
         """Of all rows, of which at least one has some; `counts` [rows] says how many each has."""

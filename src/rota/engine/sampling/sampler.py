@@ -18,7 +18,7 @@ from rota.core.request import MAX_LOGIT_BIASES, SamplingParams
 from rota.engine.device import send
 from rota.engine.sampling.draw import argmax, choose, keep_top_sigmas, mix
 from rota.engine.sampling.guides import needs_guide
-from rota.engine.sampling.masks import Limits, MaskLogits, Masks, mask_logits, words_of
+from rota.engine.sampling.masks import MaskLogits, Masks, RowMasks, mask_logits, words_of
 from rota.engine.sampling.restrictions import (
     AddBiases,
     Biases,
@@ -186,7 +186,7 @@ class Sampler:
         ones = torch.ones(1, dtype=torch.int32, device=self._device)
         bits = ones.expand(2 * words_of(self._vocabulary)).contiguous().view(1, 2, -1)
         masks = Masks(ones - 1, bits[:, 0])
-        limits = Limits(ones - 1, ones, self._parameters[:, SCOPE_COLUMNS], bits)
+        limits = RowMasks(ones - 1, ones, self._parameters[:, SCOPE_COLUMNS], bits)
         logits = torch.zeros(1, self._vocabulary, dtype=dtype, device=self._device)
         for kinds in ((masks, None), (None, limits), (masks, limits)):
             masked = self._mask(logits, *kinds)

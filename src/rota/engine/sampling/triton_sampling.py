@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rota.engine.sampling.masks import Limits, Masks
+from rota.engine.sampling.masks import Masks, RowMasks
 from rota.engine.sampling.restrictions import Biases
 
 # ── triton biases ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -56,7 +56,7 @@ def _add_kernel(
 LARGEST_MASK_TILE = 4096
 
 
-def mask_logits(logits: Tensor, masks: Masks | None, limits: Limits | None) -> Tensor:
+def mask_logits(logits: Tensor, masks: Masks | None, limits: RowMasks | None) -> Tensor:
     """As `masks.mask_logits`."""
     count, vocabulary = logits.shape
     assert logits.stride(1) == 1

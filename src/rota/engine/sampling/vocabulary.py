@@ -11,15 +11,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from rota.core.plan import NO_TOKEN
-from rota.engine.parallel.group import ONE_RANK, Group
+from rota.engine.parallel.group import ONE_RANK, RankGroup
 from rota.engine.parallel.shard import WHOLE, Shard
 from rota.engine.sampling.draw import argmax, mask_nan_rows
 
 
-class Vocabulary:
+class RankVocabulary:
     """All tokens, and those of this rank."""
 
-    def __init__(self, size: int, group: Group = ONE_RANK, shard: Shard = WHOLE) -> None:
+    def __init__(self, size: int, group: RankGroup = ONE_RANK, shard: Shard = WHOLE) -> None:
         self.size = size
         self._group = group
         cut = shard.tokens(size)

@@ -28,7 +28,7 @@ from rota.engine.step.device_step import ChunkInputs, PrefillPart
 Numbers = NDArray[np.int32]
 
 
-class Layout:
+class FrameLayout:
     """Names and sizes of the sections, in the order in which they lie."""
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
@@ -68,7 +68,7 @@ DECODE_STEP = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Prompts:
+class PromptRoom:
     """How many tokens a step with prompts has at most, its decodes among them, and what limits such a step."""
 
     budget: int
@@ -89,7 +89,7 @@ class StepInputs:
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class StepFrame:
     """Room for a step of so many decodes and chunks; `Rows.accept` fills it."""
 
     decodes: int
@@ -153,20 +153,20 @@ class Frame:
         )
 
 
-def frame_of(plan: StepPlan) -> Frame:
+def frame_of(plan: StepPlan) -> StepFrame:
     """The frame that a step fills without padding."""
     prompt_tokens = sum(chunk.length for chunk in plan.chunks)
     sampled = sum(chunk.samples for chunk in plan.chunks)
-    return Frame(len(plan.decodes), prompt_tokens, len(plan.chunks), sampled)
+    return StepFrame(len(plan.decodes), prompt_tokens, len(plan.chunks), sampled)
 
 
-def decode_frames(rows: int) -> list[Frame]:
+def decode_frames(rows: int) -> list[StepFrame]:
     """Batch sizes worth a graph of their own, up to and including `rows`; a step is padded to the next one."""
     sizes = [1, 2, 4, *range(8, 64, 8), *range(64, rows + 1, 16)]
-    return [Frame(size, page_changes=size) for size in (*(size for size in sizes if size < rows), rows)]
+    return [StepFrame(size, page_changes=size) for size in (*(size for size in sizes if size < rows), rows)]
 
 
-def mixed_frames(rows: int, prompts: Prompts, has_adapters: bool = True) -> list[Frame]:
+def mixed_frames(rows: int, prompts: PromptRoom, has_adapters: bool = True) -> list[StepFrame]:
     """Frames worth a graph, the smallest first: for steps with prompts on so many rows."""
     sizes: tuple[int, ...] = PROMPT_TOKENS
     most = PROMPT_TOKENS[-1] if has_adapters else MOST_OF_BASE
@@ -183,15 +183,15 @@ def mixed_frames(rows: int, prompts: Prompts, has_adapters: bool = True) -> list
     return sorted(frames, key=lambda frame: (frame.tokens, frame.decodes))
 
 
-def mixed_frame(decodes: int, prompt_tokens: int) -> Frame:
+def mixed_frame(decodes: int, prompt_tokens: int) -> StepFrame:
     """Room for decodes beside chunks."""
-    return Frame(decodes, prompt_tokens, MOST_CHUNKS, MOST_CHUNKS)
+    return StepFrame(decodes, prompt_tokens, MOST_CHUNKS, MOST_CHUNKS)
 
 
 @functools.lru_cache(maxsize=1024)
-def _layout(frame: Frame) -> Layout:
+def _layout(frame: StepFrame) -> FrameLayout:
     decodes, prompt, chunks, sampled = frame.decodes, frame.prompt_tokens, frame.chunks, frame.sampled
-    return Layout(
+    return FrameLayout(
         {
             "rows": decodes,
             "lengths": decodes,

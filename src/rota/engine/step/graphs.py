@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rota.core.plan import StepPlan
-from rota.engine.step.frames import Frame
+from rota.engine.step.frames import StepFrame
 from rota.engine.step.results import Computed
 
 # A whole step: inputs, frame, whether adapters take part, and where logits go. It must not look inside a tensor.
-StepBody = Callable[[Tensor, Frame, bool, Tensor], Computed]
+StepBody = Callable[[Tensor, StepFrame, bool, Tensor], Computed]
 # The inputs of a step in this frame, with adapters or without, that is all padding.
-Padding = Callable[[Frame, bool], NDArray[np.int32]]
+Padding = Callable[[StepFrame, bool], NDArray[np.int32]]
 
 
 # A frame, and whether adapters take part.
-Kind = tuple[Frame, bool]
+Kind = tuple[StepFrame, bool]
 # While steps wait: a capture launches a step twice, some 50 ms for Llama-8B, and its graph saves a step some 3 ms.
 WANTED_OFTEN = 16
 # Frames of more tokens are a light model's. There a graph saves 15 ms or more, and its capture takes some 85 (FP8).
@@ -46,13 +46,13 @@ class StepGraphs:
     next larger frame, or none.
     """
 
-    def __init__(self, kinds: Iterable[Kind], capture: Callable[[Frame, bool], StepGraph]) -> None:
+    def __init__(self, kinds: Iterable[Kind], capture: Callable[[StepFrame, bool], StepGraph]) -> None:
         """Kinds come in the order in which they are captured."""
         self._capture = capture
         self._graphs: dict[Kind, StepGraph] = {}
         # How often a step has wanted a kind that is not there yet.
         self._missing: dict[Kind, int] = dict.fromkeys(kinds, 0)
-        self._frames: dict[tuple[bool, bool], list[Frame]] = {}
+        self._frames: dict[tuple[bool, bool], list[StepFrame]] = {}
         for frame, has_adapters in sorted(self._missing, key=lambda kind: (kind[0].tokens, kind[0].decodes)):
             self._frames.setdefault((bool(frame.chunks), has_adapters), []).append(frame)
 
@@ -72,7 +72,7 @@ class StepGraphs:
             del self._graphs[kind]
             self._missing[kind] = 0
 
-    def frame_for(self, plan: StepPlan, has_adapters: bool) -> Frame | None:
+    def frame_for(self, plan: StepPlan, has_adapters: bool) -> StepFrame | None:
         """The smallest frame that holds a step; None if it fits into none, or wants more of it than a graph gives."""
         if plan.scorings or plan.pools or not plan.tokens:
             return None
@@ -81,7 +81,7 @@ class StepGraphs:
                 return frame
         return None
 
-    def replay(self, inputs: NDArray[np.int32], frame: Frame, has_adapters: bool) -> Computed:
+    def replay(self, inputs: NDArray[np.int32], frame: StepFrame, has_adapters: bool) -> Computed:
         """Run the step of a frame's padded inputs; does not wait for the device."""
         graph = self._graphs[frame, has_adapters]
         # The pinned copy may go when this returns: see `device.send`.
@@ -110,7 +110,7 @@ class GraphCapture:
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(logits.device)
 
-    def __call__(self, frame: Frame, has_adapters: bool) -> StepGraph:
+    def __call__(self, frame: StepFrame, has_adapters: bool) -> StepGraph:
         inputs = torch.from_numpy(self._padding(frame, has_adapters)).to(self._logits.device)
         # Once outside the graph: kernels are compiled and workspaces allocated at their first use.
         self._body(inputs, frame, has_adapters, self._logits)

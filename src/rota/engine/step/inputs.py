@@ -19,7 +19,7 @@ from rota.core.ids import Row
 from rota.core.plan import Chunk, Grant, Seat, StepPlan
 from rota.engine.device import send
 from rota.engine.step.device_step import DeviceStep, LoraBatch
-from rota.engine.step.frames import Frame, Numbers, StepInputs
+from rota.engine.step.frames import Numbers, StepFrame, StepInputs
 
 NONE: Numbers = np.empty(0, np.int32)
 
@@ -28,7 +28,7 @@ NONE: Numbers = np.empty(0, np.int32)
 class PackedStep:
     """A plan on the host, laid out in a frame."""
 
-    frame: Frame
+    frame: StepFrame
     line: Numbers  # [frame.numbers]
     token_rows: Numbers  # [frame.tokens] each token's row, decodes first; padding's is the padding row
     sampled_rows: Numbers  # [frame.decodes + frame.sampled] the rows that sample, likewise
@@ -49,7 +49,7 @@ class Rows:
         self._held = [0] * rows  # blocks in its page table
         self._computed: Numbers = np.zeros(rows, np.int32)
 
-    def accept(self, plan: StepPlan, frame: Frame) -> PackedStep:
+    def accept(self, plan: StepPlan, frame: StepFrame) -> PackedStep:
         """Take down what the plan says, and lay its step out in the frame."""
         places, blocks = self._page_changes(plan.seats, plan.grants)
         self._resume([seat for seat in plan.seats if 0 < seat.computed == len(seat.tokens) - 1])

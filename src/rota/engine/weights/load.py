@@ -16,13 +16,13 @@ from rota.engine.model.sites import site_shapes
 from rota.engine.model.spec import ModelSpec
 from rota.engine.parallel.shard import WHOLE, Cut, Shard
 from rota.engine.progress import BYTES, Progress, tell_progress
-from rota.engine.quantised.maker import Maker, Stored
+from rota.engine.quantised.maker import MatrixMaker, StoredMatrix
 from rota.engine.weights.finite import FiniteCheck
 from rota.engine.weights.layouts.table import read_layout
-from rota.engine.weights.matrices import NO_ANNEX, AnnexRows, MatrixBuilder, Source, weight_names
+from rota.engine.weights.matrices import NO_ANNEX, AnnexRows, MatrixBuilder, MatrixSource, weight_names
 from rota.engine.weights.reads.parallel import Copies, ParallelReads
 from rota.engine.weights.reads.pinned import CopierFor, pinned_on_gpu
-from rota.engine.weights.reads.ring import USUAL_SETUP, Copier, Place, RingSetup
+from rota.engine.weights.reads.ring import USUAL_SETUP, Copier, FileRange, RingSetup
 from rota.engine.weights.shards import Shards
 from rota.engine.weights.stored import StoredMatrices
 
@@ -30,7 +30,7 @@ from rota.engine.weights.stored import StoredMatrices
 # Reading is the source of matrices while a folder is loaded: it copies, dequantises where need be, and counts.
 
 
-class Reading:
+class WeightLoad:
     """One load of a rank's part of a model whose tensors have been checked."""
 
     def __init__(
@@ -52,7 +52,7 @@ class Reading:
         self._count = count
         self._copies = copies
         self._finite = FiniteCheck()
-        self.source = Source(self._fill, self._find, self._cut_of)
+        self.source = MatrixSource(self._fill, self._find, self._cut_of)
 
     def check_finite(self) -> None:
         """Raise if a tensor that was read has NaN or infinity; waits for the device."""
@@ -69,7 +69,7 @@ class Reading:
         self._finite.note(name, target)
         self._count(target.nbytes)
 
-    def _find(self, name: str) -> Stored | None:
+    def _find(self, name: str) -> StoredMatrix | None:
         found = self._stored.find(name, self._cut_of(name))
         if found is not None:
             if found.codes.is_floating_point():
@@ -105,13 +105,13 @@ class Weights:
     annexes: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-def weight_bytes(spec: ModelSpec, dtype: torch.dtype, shard: Shard = WHOLE, maker: Maker | None = None) -> int:
+def weight_bytes(spec: ModelSpec, dtype: torch.dtype, shard: Shard = WHOLE, maker: MatrixMaker | None = None) -> int:
     """The size of a model's weights, or of a rank's part of them, in the form that the maker gives them."""
-    plain = _build(spec, torch.device("meta"), dtype, Source(lambda *_: None), shard=shard).size_bytes
+    plain = _build(spec, torch.device("meta"), dtype, MatrixSource(lambda *_: None), shard=shard).size_bytes
     return plain if maker is None else plain - _saved_bytes(shard.local(spec), dtype, maker)
 
 
-def _saved_bytes(spec: ModelSpec, dtype: torch.dtype, maker: Maker) -> int:
+def _saved_bytes(spec: ModelSpec, dtype: torch.dtype, maker: MatrixMaker) -> int:
     """How much less the layers' matrices take than plain ones; the head is left out."""
     return sum(
         site.outputs * site.inputs * dtype.itemsize - maker.size_bytes(site.outputs, site.inputs, dtype.itemsize)
@@ -128,7 +128,7 @@ def load_weights(
     dtype: torch.dtype,
     quiet: bool = False,
     annex: AnnexRows = NO_ANNEX,
-    maker: Maker | None = None,
+    maker: MatrixMaker | None = None,
     shard: Shard = WHOLE,
     copier_for: CopierFor = pinned_on_gpu,
     ring: RingSetup = USUAL_SETUP,
@@ -140,7 +140,7 @@ def load_weights(
     """
     with Shards(folder) as shards:
         stored = StoredMatrices(shards, read_layout(folder), device)
-        _build(spec, torch.device("meta"), dtype, Source(stored.check))
+        _build(spec, torch.device("meta"), dtype, MatrixSource(stored.check))
         stored.pass_over_biases()
         shards.check_all_known()
         copier = copier_for(device)
@@ -149,7 +149,7 @@ def load_weights(
             read_from = _read_ahead(shards, stored, spec, shard, copier, ring)
         title, size = f"Loading {folder.name}", weight_bytes(spec, dtype, shard)
         with Progress(title, size, BYTES, quiet) as progress, read_from as copies:
-            reading = Reading(shards, stored, spec, shard, dtype, progress.update, copies)
+            reading = WeightLoad(shards, stored, spec, shard, dtype, progress.update, copies)
             weights = _build(spec, device, dtype, reading.source, annex, maker, shard)
             reading.check_finite()
             return weights
@@ -162,7 +162,7 @@ def _read_ahead(
 
     Biases stay out: they are small, and a maker asks for them before the weights, not behind them.
     """
-    places: dict[str, Place] = {}
+    places: dict[str, FileRange] = {}
 
     def note(name: str, target: Tensor) -> None:
         if not name.endswith(".bias") and stored.is_plain(name):
@@ -170,7 +170,7 @@ def _read_ahead(
             if place is not None and place.numbers == target.numel():
                 places[name] = place
 
-    _build(spec, torch.device("meta"), torch.float32, Source(note), shard=shard)
+    _build(spec, torch.device("meta"), torch.float32, MatrixSource(note), shard=shard)
     return ParallelReads(places, copier, ring, shards)
 
 
@@ -180,7 +180,7 @@ def dummy_weights(
     dtype: torch.dtype,
     seed: int = 0,
     annex: AnnexRows = NO_ANNEX,
-    maker: Maker | None = None,
+    maker: MatrixMaker | None = None,
     shard: Shard = WHOLE,
 ) -> Weights:
     """Random weights of the model's shape, drawn on the device; activations neither vanish nor explode.
@@ -207,7 +207,7 @@ def dummy_weights(
         if not shard.holds(name):
             target.zero_()
 
-    source = Source(fill, cut_of=functools.partial(shard.cut, spec=spec))
+    source = MatrixSource(fill, cut_of=functools.partial(shard.cut, spec=spec))
     return _build(spec, device, dtype, source, annex, maker, shard)
 
 
@@ -215,9 +215,9 @@ def _build(
     whole: ModelSpec,
     device: torch.device,
     dtype: torch.dtype,
-    source: Source,
+    source: MatrixSource,
     annex: AnnexRows = NO_ANNEX,
-    maker: Maker | None = None,
+    maker: MatrixMaker | None = None,
     shard: Shard = WHOLE,
 ) -> Weights:
     spec, tokens = shard.local(whole), shard.tokens(whole.vocab_size)

@@ -14,7 +14,7 @@ from rota.engine.quantised.codes import Codes, Scaled
 from rota.engine.quantised.eight_bit import EightBitFloatLinear, in_eight_bit_floats
 from rota.engine.quantised.gpu_four_bit import GpuFourBitLinear
 from rota.engine.quantised.groups import as_groups, in_codes, stacked
-from rota.engine.quantised.maker import Parts, Stored
+from rota.engine.quantised.maker import Parts, StoredMatrix
 from rota.engine.quantised.matrices import FourBit
 from rota.engine.weights.stored import WEIGHT
 
@@ -156,7 +156,7 @@ def _hold(holds: Holds, names: Sequence[str]) -> bool:
     return all(holds(name.removesuffix(WEIGHT)) for name in names)
 
 
-def _found(parts: Parts) -> list[Stored] | None:
+def _found(parts: Parts) -> list[StoredMatrix] | None:
     found = [one for name in parts.names if (one := parts.find(name)) is not None]
     return found if len(found) == len(parts.names) else None
 

@@ -12,7 +12,7 @@ from rota.engine.model.gemm_choice import GemmChoice
 from rota.engine.model.linear import Linear, Matrix, Projection, projection
 from rota.engine.model.sites import SiteShape, module_name
 from rota.engine.parallel.shard import Cut
-from rota.engine.quantised.maker import CutOf, Find, Maker, Parts, nothing_stored, uncut
+from rota.engine.quantised.maker import CutOf, Find, MatrixMaker, Parts, nothing_stored, uncut
 
 # Writes the tensor of this name into a part of a matrix.
 Fill = Callable[[str, Tensor], None]
@@ -24,7 +24,7 @@ ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class MatrixSource:
     """Where the numbers of a model's matrices, or of a rank's parts of them, come from."""
 
     fill: Fill
@@ -44,10 +44,10 @@ class MatrixBuilder:
         self,
         device: torch.device,
         dtype: torch.dtype,
-        source: Source,
+        source: MatrixSource,
         layers: int,
         annex: AnnexRows,
-        maker: Maker | None = None,
+        maker: MatrixMaker | None = None,
     ) -> None:
         self._device = device
         self._dtype = dtype
@@ -98,7 +98,9 @@ class MatrixBuilder:
             return self._maker.head(name, weight, cut)
         return projection(weight)
 
-    def _made(self, maker: Maker, names: Sequence[str], shape: SiteShape, layer: int, has_bias: bool) -> Projection:
+    def _made(
+        self, maker: MatrixMaker, names: Sequence[str], shape: SiteShape, layer: int, has_bias: bool
+    ) -> Projection:
         def weight() -> Tensor:
             return self._fill_parts(shape, layer, "weight", self._empty(shape.outputs, shape.inputs))
 

@@ -16,7 +16,7 @@ from rota.core.errors import ModelError
 from rota.engine.model.config_file import ConfigFile
 from rota.engine.parallel.shard import Cut
 from rota.engine.weights.finite import is_finite
-from rota.engine.weights.reads.ring import Place, read_places
+from rota.engine.weights.reads.ring import FileRange, read_places
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -34,7 +34,7 @@ class Shards:
         # Files by tensor name, and the open files.
         self._places: dict[str, str] = {}
         self._files: dict[str, Any] = {}
-        self._headers: dict[str, dict[str, Place]] = {}
+        self._headers: dict[str, dict[str, FileRange]] = {}
 
     def __enter__(self) -> Shards:
         with self._stack:
@@ -102,7 +102,7 @@ class Shards:
         """Copy a checked tensor, or a stretch of it, into the target, to its device and precision."""
         target.copy_(read_cut(self._files[self._places[name]], name, cut))
 
-    def place(self, name: str, cut: Cut | None = None) -> Place | None:
+    def place(self, name: str, cut: Cut | None = None) -> FileRange | None:
         """Where a checked tensor or some of its rows lie; None if their bytes do not lie one after the other."""
         file = self._places[name]
         if file not in self._headers:

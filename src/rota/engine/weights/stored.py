@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rota.core.errors import ModelError
 from rota.engine.parallel.shard import Cut
-from rota.engine.quantised.maker import Stored
+from rota.engine.quantised.maker import StoredMatrix
 from rota.engine.weights.layouts.layout import Layout, Stretch, window_of
 from rota.engine.weights.shards import NOT_FINITE, Shards
 
@@ -77,7 +77,7 @@ class StoredMatrices:
         """Whether the folder stores a tensor as numbers, one for each of its elements."""
         return self._layout_of(name) is None
 
-    def find(self, name: str, cut: Cut | None = None) -> Stored | None:
+    def find(self, name: str, cut: Cut | None = None) -> StoredMatrix | None:
         """A checked matrix, or a stretch of it, on the device; None if it is stored plain."""
         layout = self._layout_of(name)
         if layout is None:

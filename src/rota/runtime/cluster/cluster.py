@@ -23,15 +23,15 @@ from rota.runtime.cluster.records import (
     Away,
     Began,
     Cancel,
+    ClusterContents,
     Connected,
     Ended,
-    Job,
+    EngineJob,
+    EngineOrder,
     Leave,
     Listens,
     Need,
-    Order,
     Orders,
-    Seen,
     Sight,
     Silent,
     Told,
@@ -129,15 +129,15 @@ _KILLED = -9
 class Desk:
     """What a place asks of the cluster."""
 
-    order: Callable[[Place], None]
-    cancel: Callable[[Place], None]
+    order: Callable[[ClusterPlace], None]
+    cancel: Callable[[ClusterPlace], None]
     waiting: Callable[[Need], str]  # why there is no place
 
 
-class Place:
+class ClusterPlace:
     """Ended at once when it is killed: the front does not wait for what Ray still does for that."""
 
-    def __init__(self, desk: Desk, need: Need, job: Job) -> None:
+    def __init__(self, desk: Desk, need: Need, job: EngineJob) -> None:
         self.need, self.job = need, job
         self.invitation: Invitation | None = None
         self.node = ""  # where it runs, once it does
@@ -223,7 +223,7 @@ class Cluster:
         self._away = ""  # why it is not there
         self._driver: DriverProcess | None = None
         self._is_there, self._is_closing = False, False
-        self._places: dict[int, Place] = {}
+        self._places: dict[int, ClusterPlace] = {}
         self._numbers = count(1)
         self._desk = Desk(order=self._order, cancel=self._cancel, waiting=self._why_waiting)
         self._thread = threading.Thread(target=self._run, name="rota-cluster", daemon=True)
@@ -248,9 +248,9 @@ class Cluster:
         with self._changed:
             self._changed.notify_all()
 
-    def place(self, need: Need, job: Job) -> Place:
+    def place(self, need: Need, job: EngineJob) -> ClusterPlace:
         """A place that is not ordered yet."""
-        return Place(self._desk, need, job)
+        return ClusterPlace(self._desk, need, job)
 
     @property
     def pending(self) -> int:
@@ -270,14 +270,14 @@ class Cluster:
                 self._driver.kill()
         self._thread.join()
 
-    def _order(self, place: Place) -> None:
+    def _order(self, place: ClusterPlace) -> None:
         with self._changed:
             number = next(self._numbers)
             self._places[number] = place
             if self._is_there:
                 self._send(_order_of(number, place))
 
-    def _cancel(self, place: Place) -> None:
+    def _cancel(self, place: ClusterPlace) -> None:
         with self._changed:
             for number in [number for number, one in self._places.items() if one is place]:
                 del self._places[number]
@@ -335,7 +335,7 @@ class Cluster:
                     self._connect(host)
                 case Away(reason):
                     self._miss(reason)
-                case Seen(sight):
+                case ClusterContents(sight):
                     self.sight = sight
                     self._changed.notify_all()
                 case Silent():
@@ -360,6 +360,6 @@ class Cluster:
             self._send(_order_of(number, place))
 
 
-def _order_of(number: int, place: Place) -> Order:
+def _order_of(number: int, place: ClusterPlace) -> EngineOrder:
     assert place.invitation is not None, "a place is ordered with an invitation"
-    return Order(number=number, need=place.need, job=place.job, invitation=place.invitation)
+    return EngineOrder(number=number, need=place.need, job=place.job, invitation=place.invitation)

@@ -23,13 +23,13 @@ from rota.runtime.cluster.records import (
     Away,
     Began,
     Cancel,
+    ClusterContents,
     Connected,
     Ended,
+    EngineOrder,
     Leave,
     Listens,
     Node,
-    Order,
-    Seen,
     Sight,
     Silent,
     Told,
@@ -42,7 +42,7 @@ from rota.runtime.service import BuildDevice, explain
 
 
 @dataclass(frozen=True, slots=True)
-class Whereabouts:
+class EngineWhereabouts:
     """The machine of a placed engine, and whether it still lives; no name: it was never placed."""
 
     node: str = ""
@@ -64,15 +64,15 @@ class Lookout:
         nodes = sorted((node["NodeManagerAddress"], *_devices(node["Resources"])) for node in alive)
         return Sight(tuple(Node(*node) for node in nodes), *_devices(self._ray.available_resources()))
 
-    def find(self, group: Any) -> Whereabouts:
+    def find(self, group: Any) -> EngineWhereabouts:
         """Where a placement group has its bundle."""
         from ray.util.placement_group import placement_group_table
 
         placed = placement_group_table(group).get("bundles_to_node_id", {}).get(0, "")
         for node in self._ray.nodes():
             if node["NodeID"] == placed:
-                return Whereabouts(node["NodeManagerAddress"], node["Alive"])
-        return Whereabouts()
+                return EngineWhereabouts(node["NodeManagerAddress"], node["Alive"])
+        return EngineWhereabouts()
 
 
 def _devices(resources: dict[str, float]) -> tuple[int, int]:
@@ -87,7 +87,7 @@ def _devices(resources: dict[str, float]) -> tuple[int, int]:
 _LACKS = "No module named"
 
 
-def ending_of(number: int, error: Exception, where: Whereabouts) -> Ended:
+def ending_of(number: int, error: Exception, where: EngineWhereabouts) -> Ended:
     """An actor that failed or died; `where` it was."""
     words = str(error)
     node = where.node or "?"
@@ -123,7 +123,7 @@ class EngineHost:
         """Why this machine cannot run an engine of this front; empty if it can."""
         return unlike(self._address, versions, own_versions())
 
-    def run(self, order: Order) -> Iterator[Listens | Ended]:
+    def run(self, order: EngineOrder) -> Iterator[Listens | Ended]:
         """The engine's life: where it listens, then how it ended."""
         _set_threads(order.job.threads)
         build_device, config = pickle.loads(order.job.engine)
@@ -139,7 +139,7 @@ class EngineHost:
             yield (record := told.get())
             is_over = isinstance(record, Ended)
 
-    def _serve(self, order: Order, build_device: BuildDevice, config: EngineConfig, told: Records) -> None:
+    def _serve(self, order: EngineOrder, build_device: BuildDevice, config: EngineConfig, told: Records) -> None:
         def listens(joined: Joined) -> None:
             told.put(Listens(order.number, joined))
 
@@ -205,7 +205,7 @@ class Driver:
             case Leave():
                 asyncio.get_running_loop().remove_reader(self._line.fileno())
                 self._over.set()
-            case Order(number=number):
+            case EngineOrder(number=number):
                 self._tasks[number] = asyncio.create_task(self._carry_out(heard))
             case Cancel(number) if number in self._tasks:
                 self._tasks.pop(number).cancel()
@@ -216,7 +216,7 @@ class Driver:
         except (EOFError, ConnectionResetError):
             return Leave()
 
-    async def _carry_out(self, order: Order) -> None:
+    async def _carry_out(self, order: EngineOrder) -> None:
         """An order that is cancelled gives back its place as well, also one that still waits for it."""
         from ray.util.placement_group import placement_group, remove_placement_group
 
@@ -237,13 +237,13 @@ class Driver:
             await asyncio.sleep(_ASK_S)
         return where.node
 
-    async def _where(self, group: Any) -> Whereabouts:
+    async def _where(self, group: Any) -> EngineWhereabouts:
         try:
             return await asyncio.to_thread(self._lookout.find, group)
         except Exception:  # the head does not answer: where an engine was is then not known
-            return Whereabouts()
+            return EngineWhereabouts()
 
-    async def _host_engine(self, order: Order, group: Any) -> None:
+    async def _host_engine(self, order: EngineOrder, group: Any) -> None:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         # Ray would start an actor again on its own; the supervisor does that, with new keys and its own patience.
@@ -262,7 +262,7 @@ class Driver:
 
     async def _look(self) -> None:
         """Tell what there is whenever it changes, and once that the head is silent."""
-        last: Seen | Silent | None = None
+        last: ClusterContents | Silent | None = None
         while not self._over.is_set():
             look = asyncio.create_task(asyncio.to_thread(self._lookout.look))
             await asyncio.wait([look], timeout=_SILENT_S)
@@ -277,9 +277,9 @@ class Driver:
             await asyncio.sleep(_LOOK_S)
 
 
-async def _seen(look: asyncio.Task[Sight | None]) -> Seen | Silent | Away:
+async def _seen(look: asyncio.Task[Sight | None]) -> ClusterContents | Silent | Away:
     try:
         sight = await look
     except Exception:  # Ray fails in ways that it does not list, and may see more the next time
         return Silent()
-    return Away("This machine is no longer a part of it.") if sight is None else Seen(sight)
+    return Away("This machine is no longer a part of it.") if sight is None else ClusterContents(sight)

@@ -102,7 +102,7 @@ def _counted(count: int, kind: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class EngineJob:
     """What a machine must know to run an engine. What only equal versions can read is in bytes."""
 
     versions: dict[str, str]  # of the front; a machine with others refuses
@@ -112,12 +112,12 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class EngineOrder:
     """Find a place for an engine and run it there."""
 
     number: int
     need: Need
-    job: Job
+    job: EngineJob
     invitation: Invitation
 
 
@@ -148,7 +148,7 @@ class Away:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ClusterContents:
     """What the cluster has; told when it changes."""
 
     sight: Sight
@@ -185,5 +185,5 @@ class Ended:
     is_refused: bool = False  # its machine will never run it as it is
 
 
-Told = Connected | Away | Seen | Silent | Began | Listens | Ended
-Orders = Order | Cancel | Leave
+Told = Connected | Away | ClusterContents | Silent | Began | Listens | Ended
+Orders = EngineOrder | Cancel | Leave

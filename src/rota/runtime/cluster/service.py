@@ -13,8 +13,8 @@ import zmq
 from rota.core.capacity import Capacity
 from rota.core.config import EngineConfig
 from rota.core.messages import Message
-from rota.runtime.cluster.cluster import Cluster, Place
-from rota.runtime.cluster.records import Job, Need, Sight
+from rota.runtime.cluster.cluster import Cluster, ClusterPlace
+from rota.runtime.cluster.records import EngineJob, Need, Sight
 from rota.runtime.remote.engine import RemoteEngine
 from rota.runtime.replicas.service import ReplicatedService
 from rota.runtime.service import BuildDevice, Deliver, Service, ServiceState
@@ -26,7 +26,7 @@ from rota.runtime.wire import Record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Maker:
+class EngineMaker:
     """Makes the engines of a service: each is another order to the same cluster."""
 
     cluster: Cluster
@@ -38,7 +38,7 @@ class Maker:
     def __call__(
         self, context: zmq.Context[zmq.Socket[bytes]], build_device: BuildDevice, config: EngineConfig
     ) -> PlacedEngine:
-        job = Job(
+        job = EngineJob(
             versions=self.versions,
             facts=self.facts,
             engine=pickle.dumps((build_device, config)),
@@ -51,7 +51,7 @@ class Maker:
 class PlacedEngine:
     """A remote engine, and why its place came to an end."""
 
-    def __init__(self, engine: RemoteEngine, place: Place) -> None:
+    def __init__(self, engine: RemoteEngine, place: ClusterPlace) -> None:
         self._engine, self._place = engine, place
 
     @property
@@ -89,7 +89,7 @@ NewReplica = Callable[[int], Service]
 class ClusterService:
     """Another service, whose engines are on the cluster."""
 
-    def __init__(self, service: Service, cluster: Cluster, growth: Growth | None = None) -> None:
+    def __init__(self, service: Service, cluster: Cluster, growth: ReplicaGrowth | None = None) -> None:
         self._service, self._cluster, self._growth = service, cluster, growth
 
     @property
@@ -114,7 +114,7 @@ class ClusterService:
         self._cluster.close()
 
 
-class Growth:
+class ReplicaGrowth:
     """A thread that adds a replica for every place that the cluster has more."""
 
     def __init__(self, service: ReplicatedService, cluster: Cluster, need: Need, new_replica: NewReplica) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from rota.core.errors import RotaError
 from rota.policy.prefill_delayer import RankReport
-from rota.runtime.exchange.lines import MOST, Lines
+from rota.runtime.exchange.lines import MOST, SharedLines
 
 # ── bells ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 # A bell wakes a rank from another process: a pipe in a folder, which outlives the processes that ring or hear it.
@@ -88,7 +88,7 @@ GATE_S = 0.1
 _RETRY_S = 0.001
 
 
-class Marks:
+class RankMarks:
     """Every rank's numbers, gate and life lock. Rounds are counted from 1."""
 
     def __init__(self, folder: Path, rank: int) -> None:
@@ -198,8 +198,8 @@ class AllGather:
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._rank = rank
-        self._marks = Marks(folder, rank)
-        self._lines = Lines(folder / "lines", WORDS)
+        self._marks = RankMarks(folder, rank)
+        self._lines = SharedLines(folder / "lines", WORDS)
         self._bells = Bells(folder, rank, self._marks.ranks)
         self.round = 0  # that this rank takes part in next, while it is a member
         self._members = 0  # of that round, as bits; 0: this rank is none
@@ -209,9 +209,9 @@ class AllGather:
     @staticmethod
     def create(folder: Path, ranks: int) -> None:
         """The files of an all-gather in which nobody is."""
-        Marks.create(folder, ranks)
+        RankMarks.create(folder, ranks)
         Bells.create(folder, ranks)
-        Lines.create(folder / "lines", 2 * ranks, WORDS)
+        SharedLines.create(folder / "lines", 2 * ranks, WORDS)
 
     def share(self, report: RankReport) -> list[RankReport]:
         """The reports of a round; this rank's alone while it is in none."""

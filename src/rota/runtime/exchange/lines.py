@@ -17,7 +17,7 @@ WORD_BYTES = 8
 MOST = 2**32 - 1  # the largest number, and the largest number of a write
 
 
-class Lines:
+class SharedLines:
     """A file of lines, each of the same number of words, mapped by every process that reads or writes one."""
 
     def __init__(self, path: Path, words: int) -> None:

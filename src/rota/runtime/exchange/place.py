@@ -13,7 +13,7 @@ from rota.core.config import EngineConfig
 from rota.core.errors import ConfigError
 from rota.policy.prefill_delayer import REPORT_LASTS_MS, Alone, Exchange, RankReport
 from rota.runtime.exchange.all_gather import MOST_RANKS, AllGather
-from rota.runtime.exchange.lines import MOST, Lines
+from rota.runtime.exchange.lines import MOST, SharedLines
 
 # ── board ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 # A board in shared memory has a line for each replica: a replica writes its own in every pass, and reads the others'.
@@ -30,7 +30,7 @@ class Board:
     """One rank's exchange. All ranks must go by the clock of one machine, as `time.monotonic` is."""
 
     def __init__(self, path: Path, rank: int) -> None:
-        self._lines = lines = Lines(path, WORDS)
+        self._lines = lines = SharedLines(path, WORDS)
         self._rank = rank
         self._place = slice(rank * lines.line_bytes, (rank + 1) * lines.line_bytes)
         # A predecessor that was killed may have left half a line: the next write must differ from both halves.
@@ -110,7 +110,7 @@ def exchange_place(config: EngineConfig, replicas: int) -> Iterator[EngineConfig
         if is_gathered:
             AllGather.create(folder, replicas)
         else:
-            Lines.create(folder / "board", replicas, WORDS)
+            SharedLines.create(folder / "board", replicas, WORDS)
         yield replace(config, exchange_at=str(folder))
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -27,14 +27,14 @@ from rota.runtime.ranks.meeting import (
     MEET_S,
     Hello,
     MakeDevice,
+    MeetingRefused,
     Numbered,
-    Refused,
     Socket,
     Welcome,
     facts,
     open_line,
 )
-from rota.runtime.ranks.processes import FollowerProcess, Job, Place
+from rota.runtime.ranks.processes import FollowerJob, FollowerProcess, LaunchedProcess
 from rota.runtime.service import explain
 from rota.runtime.start import know_trials, listen_for_progress, tell_progress
 from rota.runtime.wire import Failed, Outbox, Ready, Stop
@@ -50,7 +50,7 @@ _LAST_WORD_S = 0.5
 
 def main() -> None:
     """The job comes from the leader, or from the process that torchrun started, on stdin."""
-    job: Job = pickle.load(sys.stdin.buffer)
+    job: FollowerJob = pickle.load(sys.stdin.buffer)
     code = follow(job)
     # A normal exit would wait for every thread that still reads an adapter.
     sys.stdout.flush()
@@ -58,7 +58,7 @@ def main() -> None:
     os._exit(code)
 
 
-def follow(job: Job, end: Callable[[int], None] = os._exit) -> int:
+def follow(job: FollowerJob, end: Callable[[int], None] = os._exit) -> int:
     """Meet, build and replay; returns how the process shall end. `end` is called once the leader is gone."""
     context: zmq.Context[Socket] = zmq.Context()
     plans = open_line(context, zmq.DEALER)
@@ -76,7 +76,7 @@ def follow(job: Job, end: Callable[[int], None] = os._exit) -> int:
     return code
 
 
-def arrive(plans: Socket, job: Job) -> Welcome:
+def arrive(plans: Socket, job: FollowerJob) -> Welcome:
     """Tell the leader what this rank brings, and wait for all others."""
     config = job.config
     hello = Hello(rank=config.rank, size=config.model.tensor_parallel_size, secret=job.secret, facts=facts(config))
@@ -85,7 +85,7 @@ def arrive(plans: Socket, job: Job) -> Welcome:
     if not plans.poll(math.ceil(2000.0 * job.meet_s)):
         raise EngineDiedError(f"Rank 0 did not answer at {job.address} within {2 * job.meet_s:g} seconds.")
     (answer,) = CODEC.decode(plans.recv())
-    if isinstance(answer, Refused):
+    if isinstance(answer, MeetingRefused):
         raise ConfigError(answer.reason)
     assert isinstance(answer, Welcome)
     return answer
@@ -108,7 +108,7 @@ def watch_leader(plans: Socket, is_over: threading.Event, end: Callable[[int], N
     threading.Thread(target=watch, name="rota-leader-watch", daemon=True).start()
 
 
-def _serve(job: Job, welcome: Welcome, context: zmq.Context[Socket], plans: Socket) -> int:
+def _serve(job: FollowerJob, welcome: Welcome, context: zmq.Context[Socket], plans: Socket) -> int:
     reports = open_line(context, zmq.DEALER, LINGER_S)
     reports.routing_id = welcome.name
     reports.connect(welcome.reports)
@@ -172,13 +172,13 @@ def replay(device: Device[Any], plans: Socket, pulse: Pulse, depth: int = 2) -> 
 AGAIN_S = 60.0
 
 
-def attend(make_device: MakeDevice, config: EngineConfig, place: Place, again_s: float = AGAIN_S) -> None:
+def attend(make_device: MakeDevice, config: EngineConfig, place: LaunchedProcess, again_s: float = AGAIN_S) -> None:
     """Returns when rank 0 has stopped; raises when rank 0 does not come back or wants nothing of this rank.
 
     Each life is a process of its own: a device that has lost its group cannot join another.
     """
     config = replace(config, rank=place.rank, device_number=place.device_number, local_ranks=place.local_ranks)
-    job = Job(make_device=make_device, config=config, address=place.address, meet_s=MEET_S)
+    job = FollowerJob(make_device=make_device, config=config, address=place.address, meet_s=MEET_S)
     while (code := FollowerProcess(job).wait()) != STOPPED:
         if code == REFUSED:
             raise EngineLostError(f"Rank {place.rank} does not follow rank 0 any more.")

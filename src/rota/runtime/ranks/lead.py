@@ -28,7 +28,7 @@ from rota.core.stages import Stage
 from rota.runtime.patience import Patience, Silence
 from rota.runtime.pulse import BEAT_S
 from rota.runtime.ranks.meeting import MEET_S, MakeDevice, Meeting, Socket, facts, open_line
-from rota.runtime.ranks.processes import FollowerProcesses, Job, Place, torchrun_place
+from rota.runtime.ranks.processes import FollowerJob, FollowerProcesses, LaunchedProcess, torchrun_place
 from rota.runtime.start import EndWith, end_with, known_trials
 from rota.runtime.wire import Alive, Building, Failed, Ready, decode
 from rota.runtime.world import ChecksAdapters, Device, FollowsGrammars, Ticket, stages_of
@@ -44,7 +44,7 @@ Post = Callable[[Message], None]
 
 
 @dataclass(slots=True)
-class Order:
+class AdapterOrder:
     """An adapter is to be read, or copied into a slot, by every rank."""
 
     outcomes: dict[int, Outcome] = field(default_factory=dict)
@@ -62,8 +62,8 @@ class Agreement:
         self._ranks = frozenset(ranks)
         self._lock = threading.Lock()
         self._post: Post | None = None
-        self._reads: dict[AdapterId, deque[Order]] = {}
-        self._copies: dict[AdapterId, deque[Order]] = {}
+        self._reads: dict[AdapterId, deque[AdapterOrder]] = {}
+        self._copies: dict[AdapterId, deque[AdapterOrder]] = {}
         self._to_forget: list[AdapterId] = []
 
     def listen(self, post: Post) -> None:
@@ -74,9 +74,9 @@ class Agreement:
         """Expect the outcomes of a plan, before any rank has the plan; gives the plan with what must be forgotten."""
         with self._lock:
             for adapter in plan.reads:
-                self._reads.setdefault(adapter.adapter_id, deque()).append(Order())
+                self._reads.setdefault(adapter.adapter_id, deque()).append(AdapterOrder())
             for load in plan.loads:
-                self._copies.setdefault(load.adapter_id, deque()).append(Order())
+                self._copies.setdefault(load.adapter_id, deque()).append(AdapterOrder())
             forgotten, self._to_forget = self._to_forget, []
         return replace(plan, drops=(*plan.drops, *forgotten)) if forgotten else plan
 
@@ -90,7 +90,7 @@ class Agreement:
                     order.outcomes[rank] = message
                     return self._settle(orders, message.adapter_id, order)
 
-    def _kinds(self, message: Outcome) -> Iterable[dict[AdapterId, deque[Order]]]:
+    def _kinds(self, message: Outcome) -> Iterable[dict[AdapterId, deque[AdapterOrder]]]:
         """Which orders a message may be of. A failure is that of a read if a read is under way."""
         match message:
             case AdapterFetched():
@@ -100,7 +100,7 @@ class Agreement:
             case AdapterFailed():
                 return (self._reads, self._copies)
 
-    def _settle(self, orders: dict[AdapterId, deque[Order]], adapter_id: AdapterId, order: Order) -> None:
+    def _settle(self, orders: dict[AdapterId, deque[AdapterOrder]], adapter_id: AdapterId, order: AdapterOrder) -> None:
         is_complete = order.outcomes.keys() == self._ranks
         if is_complete:
             orders[adapter_id].popleft()  # each rank speaks in order, so the oldest order is the first to be complete
@@ -117,7 +117,7 @@ class Agreement:
             self._post(_agreed(order))
 
 
-def _agreed(order: Order) -> Outcome:
+def _agreed(order: AdapterOrder) -> Outcome:
     """The failure of the first rank that failed, or the word of the last that was ready.
 
     The longest copy counts, and so do the most pages.
@@ -151,7 +151,7 @@ _KILLED_S = 0.3
 _REASON_S = 2.0
 
 
-class Listener:
+class ReportListener:
     """Owns the socket of reports. `end` is called in its thread, with the reason why the ranks cannot go on."""
 
     def __init__(
@@ -266,7 +266,7 @@ class Leader(Generic[Ticket]):
         capacity: Capacity,
         meeting: Meeting,
         agreement: Agreement,
-        listener: Listener,
+        listener: ReportListener,
         hang_up: Callable[[], None],
     ) -> None:
         self._device = device
@@ -346,7 +346,7 @@ def build_ranks(make_device: MakeDevice, config: EngineConfig, patience: Patienc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Lines:
+class _RankSockets:
     """The sockets and processes behind a leader."""
 
     context: zmq.Context[Socket]
@@ -362,7 +362,11 @@ class _Lines:
 
 
 def lead(
-    make_device: MakeDevice, config: EngineConfig, patience: Patience, place: Place | None, meet_s: float = MEET_S
+    make_device: MakeDevice,
+    config: EngineConfig,
+    patience: Patience,
+    place: LaunchedProcess | None,
+    meet_s: float = MEET_S,
 ) -> Leader[Any]:
     """Build all ranks; returns once every rank is ready. The thread that calls it must live as long as the ranks."""
     size, host = config.model.tensor_parallel_size, place.host if place else _HERE
@@ -379,7 +383,7 @@ def lead(
         port = lines.reports.bind_to_random_port("tcp://*" if place else f"tcp://{_HERE}")
         names = lines.meeting.welcome(config.meeting, f"tcp://{host}:{port}")
         agreement = Agreement(range(size))
-        listener = Listener(lines.reports, names, agreement, lines.processes, end_with, patience)
+        listener = ReportListener(lines.reports, names, agreement, lines.processes, end_with, patience)
         listener.start()
         undo.callback(listener.close)
         device = _built(make_device, config, listener)
@@ -388,7 +392,7 @@ def lead(
     return Leader(device, capacity, lines.meeting, agreement, listener, lines.close)
 
 
-def _built(make_device: MakeDevice, config: EngineConfig, listener: Listener) -> Device[Any]:
+def _built(make_device: MakeDevice, config: EngineConfig, listener: ReportListener) -> Device[Any]:
     try:
         return make_device(config)
     except RotaError:
@@ -412,13 +416,15 @@ def agree(capacities: dict[int, Capacity]) -> Capacity:
     return replace(own, ranks=len(capacities), **least)
 
 
-def _open_lines(make_device: MakeDevice, config: EngineConfig, place: Place | None, meet_s: float) -> _Lines:
+def _open_lines(
+    make_device: MakeDevice, config: EngineConfig, place: LaunchedProcess | None, meet_s: float
+) -> _RankSockets:
     size = config.model.tensor_parallel_size
     context: zmq.Context[Socket] = zmq.Context()
     secret = "" if place else secrets.token_hex(16)
     meeting = Meeting(context, size, f"tcp://*:{place.port}" if place else f"tcp://{_HERE}:*", secret)
     jobs = [
-        Job(
+        FollowerJob(
             make_device=make_device,
             # Progress bars of several processes would overwrite each other.
             config=replace(config, rank=rank, device_number=config.device_number + rank, quiet=True),
@@ -431,7 +437,7 @@ def _open_lines(make_device: MakeDevice, config: EngineConfig, place: Place | No
         if place is None
     ]
     reports = open_line(context, zmq.ROUTER)
-    return _Lines(context=context, meeting=meeting, reports=reports, processes=FollowerProcesses(jobs))
+    return _RankSockets(context=context, meeting=meeting, reports=reports, processes=FollowerProcesses(jobs))
 
 
 def _free_port(host: str) -> int:

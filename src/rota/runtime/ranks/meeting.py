@@ -54,7 +54,7 @@ class Welcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class MeetingRefused:
     """The ranks cannot work together."""
 
     reason: str
@@ -68,7 +68,7 @@ class Numbered:
     plan: StepPlan
 
 
-CODEC = Codec(Hello, Welcome, Refused, Numbered, Stop)
+CODEC = Codec(Hello, Welcome, MeetingRefused, Numbered, Stop)
 
 
 # ── facts ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -201,7 +201,7 @@ class Meeting:
     def compare(self, own: dict[str, str]) -> None:
         """Refuse ranks that differ from rank 0, with a sentence that names the rank and the difference."""
         if reason := difference(own, {rank: theirs for rank, (_, theirs) in self._arrived.items()}):
-            self._send(Refused(reason))
+            self._send(MeetingRefused(reason))
             raise ConfigError(reason)
 
     def welcome(self, meeting: str, reports: str) -> dict[bytes, int]:
@@ -225,7 +225,7 @@ class Meeting:
         """What was sent may still arrive."""
         self._socket.close()
 
-    def _send(self, record: Refused | Numbered | Stop) -> None:
+    def _send(self, record: MeetingRefused | Numbered | Stop) -> None:
         """Encoded once, and sent to every follower."""
         packet, send = CODEC.encode([record]), self._socket.send
         for identity in self._identities:
@@ -239,7 +239,7 @@ class Meeting:
             return  # not one of ours
         if hello.size != self._size or not 0 < hello.rank < self._size:
             reason = f"Rank {hello.rank} of {hello.size} came to a meeting of {self._size} ranks."
-            self._socket.send_multipart([identity, CODEC.encode([Refused(reason)])])
+            self._socket.send_multipart([identity, CODEC.encode([MeetingRefused(reason)])])
             raise ConfigError(reason)
         self._arrived[hello.rank] = identity, hello.facts  # a rank that was started again takes its own place
         self._identities = [each for each, _ in self._arrived.values()]

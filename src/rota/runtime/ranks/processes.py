@@ -28,7 +28,7 @@ _NEXT_PORT = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class LaunchedProcess:
     """One of the processes that torchrun has started, on one machine or on several."""
 
     rank: int
@@ -43,7 +43,7 @@ class Place:
         return f"tcp://{self.host}:{self.port}"
 
 
-def torchrun_place(size: int, environ: Mapping[str, str]) -> Place | None:
+def torchrun_place(size: int, environ: Mapping[str, str]) -> LaunchedProcess | None:
     """What torchrun's environment says; None without one, and then rank 0 starts the others itself."""
     if size == 1 or not {"RANK", "WORLD_SIZE"} <= environ.keys():
         return None
@@ -53,7 +53,7 @@ def torchrun_place(size: int, environ: Mapping[str, str]) -> Place | None:
             f"tensor_parallel_size is {size}, but WORLD_SIZE is {world}: start {size} processes, or unset RANK and "
             "WORLD_SIZE to have them started here."
         )
-    return Place(
+    return LaunchedProcess(
         rank=_number(environ, "RANK"),
         size=size,
         device_number=_number(environ, "LOCAL_RANK", 0),
@@ -81,7 +81,7 @@ def _missing(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class FollowerJob:
     """What a follower must know before it meets the leader."""
 
     make_device: MakeDevice
@@ -95,7 +95,7 @@ class Job:
 class FollowerProcess:
     """A follower in a process of its own; the thread that starts it must live as long as the process may."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: FollowerJob) -> None:
         self.rank = job.config.rank
         # A program and not a fork of multiprocessing: the engine's process is a daemon, which may have no children.
         environ = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
@@ -134,7 +134,7 @@ class FollowerProcess:
 class FollowerProcesses:
     """The followers of one leader; none of them if torchrun starts them."""
 
-    def __init__(self, jobs: Sequence[Job]) -> None:
+    def __init__(self, jobs: Sequence[FollowerJob]) -> None:
         self._processes = [FollowerProcess(job) for job in jobs]
 
     def complaint(self) -> str:

@@ -55,7 +55,7 @@ class Joined:
 OnJoined = Callable[[Joined], None]
 
 
-class Elsewhere(Protocol):
+class RemoteProcess(Protocol):
     """A process for one engine on another machine, from its order to its end. A watch looks at it like at a child."""
 
     @property
@@ -164,7 +164,7 @@ _LATE_S = 0.5
 class RemoteEngine:
     """Listens from its start on at a port of this machine; messages wait until the engine has joined."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], elsewhere: Elsewhere, host: str) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], elsewhere: RemoteProcess, host: str) -> None:
         """`host` is the numeric address of this machine that the other machine can reach."""
         self._context, self._elsewhere, self._host = context, elsewhere, host
         # One thread sends, and another tells that the engine has joined.

@@ -27,7 +27,7 @@ def _shared(numbers: Numbers) -> Numbers:
 
 
 @dataclass(slots=True)
-class _Entry:
+class _ReplicatedAdapter:
     """One adapter: which replicas have it, which were asked about it, and which answers a client waits for."""
 
     adapter: Adapter
@@ -55,12 +55,12 @@ class ReplicaAdapters:
     def __init__(self, tell: Tell) -> None:
         self.away: Set[int] = frozenset()
         self._tell = tell
-        self._entries: dict[AdapterId, _Entry] = {}
+        self._entries: dict[AdapterId, _ReplicatedAdapter] = {}
 
     def add(self, message: AddAdapter, replicas: Iterable[int]) -> bool:
         """Ask these replicas for an adapter; False if none of them is up."""
         present, away = self._parted(replicas)
-        entry = _Entry(message.adapter, asked=self._told(present, message))
+        entry = _ReplicatedAdapter(message.adapter, asked=self._told(present, message))
         if not entry.asked:
             return False
         self._entries[message.adapter.adapter_id] = entry
@@ -153,7 +153,7 @@ class ReplicaAdapters:
             events += self._settle(adapter_id, entry, now)
         return events
 
-    def _stand_back(self, replica: int, entry: _Entry, refusal: AdapterRefused) -> None:
+    def _stand_back(self, replica: int, entry: _ReplicatedAdapter, refusal: AdapterRefused) -> None:
         entry.asked = _without(entry.asked, replica)
         if entry.asked or entry.holders:
             entry.invited = _with(entry.invited, {replica})
@@ -162,7 +162,7 @@ class ReplicaAdapters:
             entry.refusal = refusal
             self._take_back(entry, sorted({replica, *entry.invited}), _removal(refusal))
 
-    def _added(self, replica: int, entry: _Entry, event: AdapterAdded) -> list[Event]:
+    def _added(self, replica: int, entry: _ReplicatedAdapter, event: AdapterAdded) -> list[Event]:
         """An adapter that was lost everywhere is back with the first replica that could read it again."""
         was_lost = not entry.holders and not _is_open(entry)
         entry.asked = _without(entry.asked, replica)
@@ -171,7 +171,7 @@ class ReplicaAdapters:
         entry.holders = _with(entry.holders, {replica})
         return [event] if was_lost else list(self._settle(event.adapter_id, entry, event.at))
 
-    def _refused(self, replica: int, entry: _Entry, event: AdapterRefused) -> list[Event]:
+    def _refused(self, replica: int, entry: _ReplicatedAdapter, event: AdapterRefused) -> list[Event]:
         if event.code is FaultCode.QUARANTINED:
             return self._set_aside(replica, entry, event)
         # One that has added it may die and lose it again before the others have answered; its next engine would try.
@@ -196,7 +196,7 @@ class ReplicaAdapters:
             self._take_back(entry, sorted(others), _removal(event))
         return list(self._settle(event.adapter_id, entry, event.at))
 
-    def _set_aside(self, replica: int, entry: _Entry, event: AdapterRefused) -> list[Event]:
+    def _set_aside(self, replica: int, entry: _ReplicatedAdapter, event: AdapterRefused) -> list[Event]:
         """No replica is to serve it, also not one that has read it before."""
         was_served, is_news = not _is_open(entry), entry.refusal is None
         entry.refusal, entry.unsure = entry.refusal or event, NONE
@@ -206,7 +206,7 @@ class ReplicaAdapters:
         answers = list(self._settle(event.adapter_id, entry, event.at))
         return [event, *answers] if was_served and is_news else answers
 
-    def _settle(self, adapter_id: AdapterId, entry: _Entry, at: float) -> Iterator[Event]:
+    def _settle(self, adapter_id: AdapterId, entry: _ReplicatedAdapter, at: float) -> Iterator[Event]:
         """The answers that are complete: of the adding first, then of the removal."""
         if entry.asked or (entry.leaving and (entry.refusal or not entry.is_add_open)):
             return
@@ -220,11 +220,11 @@ class ReplicaAdapters:
         if (entry.refusal or entry.is_removal_open) and not entry.leaving:
             self._entries.pop(adapter_id, None)
 
-    def _invite(self, entry: _Entry, replicas: Iterable[int], at: float) -> None:
+    def _invite(self, entry: _ReplicatedAdapter, replicas: Iterable[int], at: float) -> None:
         invitation = AddAdapter(adapter=entry.adapter, at=at, is_known=True, is_read_later=True)
         entry.invited = _with(entry.invited, self._told(replicas, invitation))
 
-    def _take_back(self, entry: _Entry, replicas: Iterable[int], message: RemoveAdapter) -> None:
+    def _take_back(self, entry: _ReplicatedAdapter, replicas: Iterable[int], message: RemoveAdapter) -> None:
         """Tell replicas of a removal, and wait for the answers of those that are not away."""
         present, away = self._parted(replicas)
         entry.leaving = _with(entry.leaving, self._told(present, message))
@@ -241,7 +241,7 @@ class ReplicaAdapters:
     def _told(self, replicas: Iterable[int], message: Message) -> Numbers:
         return _shared(frozenset(number for number in replicas if self._tell(number, message)))
 
-    def _part(self, replica: int, entry: _Entry) -> None:
+    def _part(self, replica: int, entry: _ReplicatedAdapter) -> None:
         entry.asked = _without(entry.asked, replica)
         entry.invited = _without(entry.invited, replica)
         entry.unsure = _without(entry.unsure, replica)
@@ -266,5 +266,5 @@ def _fault_of(refusal: AdapterRefused) -> Fault:
     return Fault(refusal.code, refusal.reason, "model")
 
 
-def _is_open(entry: _Entry) -> bool:
+def _is_open(entry: _ReplicatedAdapter) -> bool:
     return entry.is_add_open or entry.is_removal_open

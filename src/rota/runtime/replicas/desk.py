@@ -47,7 +47,7 @@ from rota.runtime.replicas.adapters import ReplicaAdapters
 from rota.runtime.replicas.roster import LIVING, Roster
 from rota.runtime.replicas.tenant_quotas import TenantQuotas
 from rota.runtime.routing.router import Router
-from rota.runtime.service import Phase, Service, ServiceState, refuse
+from rota.runtime.service import Service, ServicePhase, ServiceState, refuse
 from rota.scheduler.sequence import Reason
 
 # ── held requests ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -124,7 +124,7 @@ class ReplicaDesk:
 
     def send(self, message: Message) -> list[Event]:
         """Pass a message on. Gives the events that answer it without a replica. Raises RequestError if all are down."""
-        if (state := self._roster.look()).phase is Phase.DOWN:
+        if (state := self._roster.look()).phase is ServicePhase.DOWN:
             raise refuse(state.reason)
         match message:
             case Submit(request):
@@ -149,7 +149,7 @@ class ReplicaDesk:
                 self._roster.tell_all(LIVING, message)
                 return []
             case _:
-                self._roster.tell_all((Phase.READY,), message)
+                self._roster.tell_all((ServicePhase.READY,), message)
                 return []
 
     def add(self, replica: Service) -> int:
@@ -265,7 +265,7 @@ class ReplicaDesk:
         told = self._look_who_is_away()
         if state.may_last:
             told += self._end_all_at(replica, Fault(FaultCode.ENGINE_DIED, state.reason))
-        if state.phase is Phase.DOWN:
+        if state.phase is ServicePhase.DOWN:
             told += self._gone(replica, state.reason)
         return told
 

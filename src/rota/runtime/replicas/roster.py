@@ -10,12 +10,12 @@ from rota.core.capacity import Capacity
 from rota.core.errors import RequestError
 from rota.core.ids import EngineId
 from rota.core.messages import Message
-from rota.runtime.service import Phase, Service, ServiceState
+from rota.runtime.service import Service, ServicePhase, ServiceState
 
 # ── states ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 # The state of several replicas together says whether their service serves, and how each of them stands.
 
-_VERBS = {phase: f"is {phase.value}" for phase in Phase} | {Phase.STARTING: "waits"}
+_VERBS = {phase: f"is {phase.value}" for phase in ServicePhase} | {ServicePhase.STARTING: "waits"}
 
 
 def joint_state(states: Sequence[ServiceState], first: int | None = None, has_served: bool = False) -> ServiceState:
@@ -29,11 +29,11 @@ def joint_state(states: Sequence[ServiceState], first: int | None = None, has_se
     engines = tuple([replace(state, engine_id=EngineId(number)) for number, state in enumerate(states)])
     reason = _reason(engines)
     if not has_served and not _have_started(engines[:first]):
-        is_down = any(one.phase is Phase.DOWN for one in engines[:first])
-        phase = Phase.DOWN if is_down else Phase.STARTING
+        is_down = any(one.phase is ServicePhase.DOWN for one in engines[:first])
+        phase = ServicePhase.DOWN if is_down else ServicePhase.STARTING
         may_last = not is_down and _may_last(engines)
         return ServiceState(phase=phase, reason=reason, may_last=may_last, replicas=engines)
-    ready = [one.capacity for one in engines if one.phase is Phase.READY and one.capacity]
+    ready = [one.capacity for one in engines if one.phase is ServicePhase.READY and one.capacity]
     return ServiceState(
         phase=_phase(engines),
         capacity=_smallest(ready),
@@ -46,19 +46,19 @@ def joint_state(states: Sequence[ServiceState], first: int | None = None, has_se
 
 def _have_started(engines: Sequence[ServiceState]) -> bool:
     """All of them, apart from those without a place."""
-    started = [one.has_served or one.phase is Phase.READY for one in engines if not one.may_last]
+    started = [one.has_served or one.phase is ServicePhase.READY for one in engines if not one.may_last]
     return bool(started) and all(started)
 
 
 def _may_last(engines: Sequence[ServiceState]) -> bool:
     """Those that start all have no place to run."""
-    starting = [one.may_last for one in engines if one.phase is Phase.STARTING]
+    starting = [one.may_last for one in engines if one.phase is ServicePhase.STARTING]
     return bool(starting) and all(starting)
 
 
-def _phase(engines: Sequence[ServiceState]) -> Phase:
+def _phase(engines: Sequence[ServiceState]) -> ServicePhase:
     phases = [one.phase for one in engines]
-    return next(phase for phase in (Phase.READY, Phase.STARTING, *phases) if phase in phases)
+    return next(phase for phase in (ServicePhase.READY, ServicePhase.STARTING, *phases) if phase in phases)
 
 
 def _smallest(found: Sequence[Capacity]) -> Capacity | None:
@@ -74,11 +74,11 @@ def _reason(engines: Sequence[ServiceState]) -> str:
     return " ".join(f"Replica {one.engine_id} {_VERBS[one.phase]}: {one.reason}" for one in reversed(reasons.values()))
 
 
-LIVING = (Phase.READY, Phase.STARTING)
+LIVING = (ServicePhase.READY, ServicePhase.STARTING)
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class RosterView:
     """All states at one moment, and what follows from them."""
 
     states: tuple[ServiceState, ...]
@@ -86,12 +86,12 @@ class Look:
 
     @property
     def ready(self) -> list[int]:
-        return [number for number, state in enumerate(self.states) if state.phase is Phase.READY]
+        return [number for number, state in enumerate(self.states) if state.phase is ServicePhase.READY]
 
     @property
     def starting(self) -> list[int]:
         """Those that will probably serve soon."""
-        starting = ((number, state) for number, state in enumerate(self.states) if state.phase is Phase.STARTING)
+        starting = ((number, state) for number, state in enumerate(self.states) if state.phase is ServicePhase.STARTING)
         return [number for number, state in starting if not state.may_last]
 
 
@@ -137,7 +137,7 @@ class Roster:
         """It joined later, and has not been ready yet."""
         return number >= self.first and not self._replicas[number].state.has_served
 
-    def numbers(self, phases: Iterable[Phase] = LIVING) -> list[int]:
+    def numbers(self, phases: Iterable[ServicePhase] = LIVING) -> list[int]:
         return [number for number, replica in enumerate(self._replicas) if replica.state.phase in phases]
 
     def starting(self) -> list[int]:
@@ -151,11 +151,11 @@ class Roster:
         Before any replica was ready, the adapters of the start wait for it, however long it lasts.
         """
         states = self.states
-        has_served, is_served = any(one.has_served for one in states), bool(self.numbers((Phase.READY,)))
+        has_served, is_served = any(one.has_served for one in states), bool(self.numbers((ServicePhase.READY,)))
         return frozenset(
             number
             for number, state in enumerate(states)
-            if state.phase is Phase.STARTING
+            if state.phase is ServicePhase.STARTING
             and (self.is_late(number) or (state.may_last and has_served) or (state.has_served and is_served))
         )
 
@@ -165,7 +165,7 @@ class Roster:
         return next(waits, "All replicas are down.")
 
     def _keep(self, states: tuple[ServiceState, ...]) -> None:
-        self._look = look = Look(states, joint_state(states, self.first, self._has_served))
+        self._look = look = RosterView(states, joint_state(states, self.first, self._has_served))
         self._has_served = self._has_served or look.joint.has_served
         self.takers = frozenset(look.ready or look.starting)
         self.lowest = next(iter(look.ready), 0)
@@ -178,6 +178,6 @@ class Roster:
             return False
         return True
 
-    def tell_all(self, phases: Iterable[Phase], message: Message) -> None:
+    def tell_all(self, phases: Iterable[ServicePhase], message: Message) -> None:
         for number in self.numbers(phases):
             self.tell(number, message)

@@ -15,7 +15,7 @@ from rota.core.messages import Message
 from rota.runtime.replicas.desk import ReplicaDesk
 from rota.runtime.replicas.roster import Roster
 from rota.runtime.routing.router import Router
-from rota.runtime.service import Deliver, Phase, Service, ServiceState, refuse
+from rota.runtime.service import Deliver, Service, ServicePhase, ServiceState, refuse
 
 # How often a start looks whether all replicas are ready.
 LOOK_S = 0.05
@@ -51,9 +51,9 @@ class ReplicatedService:
     def wait_until_ready(self, timeout_s: float | None = None) -> Capacity:
         ends_at = math.inf if timeout_s is None else time.monotonic() + timeout_s
         # Any replica may be the one that fails, so to wait for one after the other would be too long.
-        while (state := self.state).phase is Phase.STARTING and time.monotonic() < ends_at:
+        while (state := self.state).phase is ServicePhase.STARTING and time.monotonic() < ends_at:
             time.sleep(LOOK_S)
-        if state.phase is Phase.DOWN:
+        if state.phase is ServicePhase.DOWN:
             raise EngineDiedError(state.reason)
         if state.capacity is None:
             raise EngineDiedError(f"Not all replicas are ready after {timeout_s} seconds.")

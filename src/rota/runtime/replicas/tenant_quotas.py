@@ -24,7 +24,7 @@ Place = tuple[float, int, Request]
 
 
 @dataclass(slots=True)
-class _Account:
+class _OpenRequests:
     """One tenant's open requests."""
 
     tenant: Tenant  # as of its last request: the limits of a key may change
@@ -48,8 +48,8 @@ class TenantQuotas:
     """Callers hold a lock. Only requests of tenants with a name are counted: the others have no limits."""
 
     def __init__(self) -> None:
-        self._accounts: dict[str, _Account] = {}
-        self._of: dict[RequestId, _Account] = {}
+        self._accounts: dict[str, _OpenRequests] = {}
+        self._of: dict[RequestId, _OpenRequests] = {}
         self._numbers = count()
 
     @property
@@ -82,7 +82,7 @@ class TenantQuotas:
         """A request is at a replica now."""
         if not request.tenant.name:
             return
-        account = self._accounts.setdefault(request.tenant.name, _Account(request.tenant))
+        account = self._accounts.setdefault(request.tenant.name, _OpenRequests(request.tenant))
         account.sent[request.request_id] = replica
         account.at[replica] += 1
         self._of[request.request_id] = account
@@ -125,7 +125,7 @@ class TenantQuotas:
             return "", ()
         return account.tenant.name, [other for other, number in account.at.items() if number and other != replica]
 
-    def _due(self, account: _Account) -> list[Request]:
+    def _due(self, account: _OpenRequests) -> list[Request]:
         room = len(account.held)
         if account.tenant.max_running is not None:
             room = min(room, account.tenant.max_running - len(account.sent))

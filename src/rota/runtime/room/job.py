@@ -10,18 +10,18 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class QueueBounds:
     """How many jobs may wait, and how many bytes they may have."""
 
     jobs: int
     size: int
 
-    def have_room(self, waiting: Collection[Job], size: int) -> bool:
+    def have_room(self, waiting: Collection[RoomJob], size: int) -> bool:
         return len(waiting) < self.jobs and sum(job.size for job in waiting) + size <= self.size
 
 
 # How many jobs of a kind may wait.
-OF_KEY, OF_ALL = Bounds(32, 64 << 20), Bounds(256, 512 << 20)
+OF_KEY, OF_ALL = QueueBounds(32, 64 << 20), QueueBounds(256, 512 << 20)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,11 +33,11 @@ class Kind:
     cpu_s: float | None = None  # None: as long as the clock allows
     memory_bytes: int = 2 << 30  # of address space, beside what the process had before
     spares: int = 0  # processes that jobs of this kind leave to others
-    of_key: Bounds = OF_KEY
-    of_all: Bounds = OF_ALL
+    of_key: QueueBounds = OF_KEY
+    of_all: QueueBounds = OF_ALL
 
 
-class Outcome(Enum):
+class JobOutcome(Enum):
     DONE = "done"
     TOO_LONG = "too long"  # it took more processor time than its kind may
     OVERDUE = "overdue"  # it took more time by the clock, perhaps because the machine is busy
@@ -48,19 +48,19 @@ class Outcome(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
-    outcome: Outcome
+class JobReply:
+    outcome: JobOutcome
     content: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Job:
+class RoomJob:
     """Waits, or is being done."""
 
     key: str  # whose it is
     kind: Kind
     parts: tuple[bytes, ...]
-    reply: Future[Reply] = field(default_factory=Future)
+    reply: Future[JobReply] = field(default_factory=Future)
 
     @property
     def size(self) -> int:

@@ -18,7 +18,7 @@ from typing import Any
 
 from rota.runtime.children import deaf_children
 from rota.runtime.room.confinement import without_secrets
-from rota.runtime.room.job import Job, Kind, Outcome, Prepare, Reply
+from rota.runtime.room.job import JobOutcome, JobReply, Kind, Prepare, RoomJob
 
 # ── waiting ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 # Jobs wait in one queue for each key, and keys take turns.
@@ -34,22 +34,22 @@ class Waiting:
         """`only_key` is the one that need not share."""
         self._processes, self._only_key = processes, only_key
         # In the order of turns: a key that had its turn goes to the end.
-        self._by_key: dict[str, deque[Job]] = {}
+        self._by_key: dict[str, deque[RoomJob]] = {}
         self._running: Counter[tuple[Kind, str]] = Counter()
 
     def __len__(self) -> int:
         return sum(map(len, self._by_key.values()))
 
-    def has_room(self, job: Job) -> bool:
+    def has_room(self, job: RoomJob) -> bool:
         """Whether one more job may wait."""
         alike = [one for one in self._all() if one.kind is job.kind]
         own = [one for one in alike if one.key == job.key]
         return not own or (job.kind.of_key.have_room(own, job.size) and job.kind.of_all.have_room(alike, job.size))
 
-    def add(self, job: Job) -> None:
+    def add(self, job: RoomJob) -> None:
         self._by_key.setdefault(job.key, deque()).append(job)
 
-    def take(self) -> Job | None:
+    def take(self) -> RoomJob | None:
         """The next job that may run. It counts as running until `finished`."""
         for key, jobs in self._by_key.items():
             if job := next(filter(self._may_run, jobs), None):
@@ -61,24 +61,24 @@ class Waiting:
                 return job
         return None
 
-    def finished(self, job: Job) -> None:
+    def finished(self, job: RoomJob) -> None:
         self._running[job.kind, job.key] -= 1
         if not self._running[job.kind, job.key]:
             del self._running[job.kind, job.key]
 
-    def clear(self) -> list[Job]:
+    def clear(self) -> list[RoomJob]:
         """Takes out all jobs that wait."""
         jobs = list(self._all())
         self._by_key.clear()
         return jobs
 
-    def _may_run(self, job: Job) -> bool:
+    def _may_run(self, job: RoomJob) -> bool:
         places = max(1, self._processes - job.kind.spares)
         own = places if job.key == self._only_key else max(1, places - 1)
         alike = sum(count for (kind, _), count in self._running.items() if kind is job.kind)
         return alike < places and self._running[job.kind, job.key] < own
 
-    def _all(self) -> Iterator[Job]:
+    def _all(self) -> Iterator[RoomJob]:
         return (job for jobs in self._by_key.values() for job in jobs)
 
 
@@ -116,10 +116,10 @@ class RoomProcess:
             except (EOFError, OSError):
                 self._end()  # a job will try again, and say so
 
-    def reply(self, job: Job) -> Reply:
+    def reply(self, job: RoomJob) -> JobReply:
         self.ready()
         if self._connection is None:
-            return Reply(Outcome.STOPPING if self._is_closed.is_set() else Outcome.DIED)
+            return JobReply(JobOutcome.STOPPING if self._is_closed.is_set() else JobOutcome.DIED)
         connection = self._connection
         clock = threading.Timer(job.kind.wall_s + _STUCK_S, self._stop_waiting)
         clock.daemon = True
@@ -129,10 +129,10 @@ class RoomProcess:
             connection.send_bytes(pickle.dumps((job.kind, len(job.parts))))
             for part in job.parts:
                 connection.send_bytes(part)
-            return Reply(Outcome(connection.recv_bytes().decode()), connection.recv_bytes())
+            return JobReply(JobOutcome(connection.recv_bytes().decode()), connection.recv_bytes())
         except (EOFError, OSError, RuntimeError):  # the last: no thread can be started
             self._end()
-            return Reply(Outcome.STOPPING if self._is_closed.is_set() else Outcome.DIED)
+            return JobReply(JobOutcome.STOPPING if self._is_closed.is_set() else JobOutcome.DIED)
         finally:
             clock.cancel()
 
@@ -211,12 +211,12 @@ class Room:
             if not self._threads and not self._is_closed:
                 self._add_process()
 
-    def submit(self, key: str, kind: Kind, *parts: bytes) -> Future[Reply]:
+    def submit(self, key: str, kind: Kind, *parts: bytes) -> Future[JobReply]:
         """Raises FullError if too many jobs wait. A job whose future is cancelled in time is not done."""
-        job = Job(key, kind, parts)
+        job = RoomJob(key, kind, parts)
         with self._change:
             if self._is_closed:
-                job.reply.set_result(Reply(Outcome.STOPPING))
+                job.reply.set_result(JobReply(JobOutcome.STOPPING))
                 return job.reply
             if not self._waiting.has_room(job):
                 raise FullError
@@ -241,7 +241,7 @@ class Room:
         for process in self._processes:
             process.kill()
         for job in left:
-            _settle(job, Reply(Outcome.STOPPING))
+            _settle(job, JobReply(JobOutcome.STOPPING))
 
     def _add_process(self) -> None:
         process = RoomProcess(*self._orders)
@@ -258,12 +258,12 @@ class Room:
                 self._waiting.finished(job)
                 self._idle += 1
                 self._change.notify_all()  # a job of the same key may run now
-            if reply.outcome not in (Outcome.DONE, Outcome.STOPPING):
+            if reply.outcome not in (JobOutcome.DONE, JobOutcome.STOPPING):
                 LOG.warning("A job of %s was not done: %s %s.", job.kind.work.__name__, job.key, reply.outcome.value)
             _settle(job, reply)
         process.close()
 
-    def _next(self, process: RoomProcess) -> Job | None:
+    def _next(self, process: RoomProcess) -> RoomJob | None:
         """Waits for a job; None when the room is closed."""
         process.ready()  # first, also after its death: a process that is ready sooner takes the job
         with self._change:
@@ -278,6 +278,6 @@ class Room:
         return None
 
 
-def _settle(job: Job, reply: Reply) -> None:
+def _settle(job: RoomJob, reply: JobReply) -> None:
     with suppress(InvalidStateError):  # its client's coroutine was cancelled
         job.reply.set_result(reply)

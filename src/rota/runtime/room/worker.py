@@ -19,7 +19,7 @@ from typing import Any
 from rota.runtime.children import freeze_heap
 from rota.runtime.lifeline import die_with
 from rota.runtime.room.confinement import give_way, limit_memory, lock_in
-from rota.runtime.room.job import Kind, Outcome, Prepare, Reply
+from rota.runtime.room.job import JobOutcome, JobReply, Kind, Prepare
 
 # A copy that still holds this much more after a job has kept memory that nothing will need again.
 _KEPT_BYTES = 1 << 29
@@ -63,7 +63,7 @@ class _Copy:
         self._connection: Connection | None = None
         self._pid = 0
 
-    def reply(self, kind: Kind, parts: list[bytes]) -> Reply:
+    def reply(self, kind: Kind, parts: list[bytes]) -> JobReply:
         """Ends the copy that takes too long."""
         connection = self._connection or self._forked()
         try:
@@ -72,11 +72,11 @@ class _Copy:
                 connection.send_bytes(part)
             if not connection.poll(kind.wall_s):
                 self._ended()
-                return Reply(Outcome.OVERDUE)
-            first, outcome = connection.recv_bytes(), Outcome(connection.recv_bytes().decode())
-            reply = Reply(outcome, connection.recv_bytes())
+                return JobReply(JobOutcome.OVERDUE)
+            first, outcome = connection.recv_bytes(), JobOutcome(connection.recv_bytes().decode())
+            reply = JobReply(outcome, connection.recv_bytes())
         except (EOFError, OSError):
-            return Reply(Outcome.TOO_LONG if self._ended() == signal.SIGPROF else Outcome.DIED)
+            return JobReply(JobOutcome.TOO_LONG if self._ended() == signal.SIGPROF else JobOutcome.DIED)
         if first == _IS_LAST:
             self._ended()
         return reply
@@ -111,7 +111,7 @@ def _serve(connection: Connection, tools: Any, parent: int) -> None:
             kind, count = pickle.loads(connection.recv_bytes())
             parts = [connection.recv_bytes() for _ in range(count)]
             reply = _done(kind, tools, parts)
-            is_last = reply.outcome is not Outcome.DONE or _resident_bytes() > had + _KEPT_BYTES
+            is_last = reply.outcome is not JobOutcome.DONE or _resident_bytes() > had + _KEPT_BYTES
             connection.send_bytes(_IS_LAST if is_last else _GOES_ON)
             connection.send_bytes(reply.outcome.value.encode())
             connection.send_bytes(reply.content)
@@ -121,16 +121,16 @@ def _serve(connection: Connection, tools: Any, parent: int) -> None:
         os._exit(1)
 
 
-def _done(kind: Kind, tools: Any, parts: list[bytes]) -> Reply:
+def _done(kind: Kind, tools: Any, parts: list[bytes]) -> JobReply:
     limit_memory(kind.memory_bytes)
     # The kernel ends a copy that computes for too long, also within a library.
     signal.setitimer(signal.ITIMER_PROF, kind.cpu_s or 0)
     try:
-        return Reply(Outcome.DONE, kind.work(tools, *parts))
+        return JobReply(JobOutcome.DONE, kind.work(tools, *parts))
     except MemoryError:
-        return Reply(Outcome.TOO_LARGE)
+        return JobReply(JobOutcome.TOO_LARGE)
     except Exception:  # the border of a process: its server answers with a 500 and logs the traceback
-        return Reply(Outcome.FAILED, traceback.format_exc().encode())
+        return JobReply(JobOutcome.FAILED, traceback.format_exc().encode())
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
 

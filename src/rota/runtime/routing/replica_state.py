@@ -23,7 +23,7 @@ from rota.core.events import (
 )
 from rota.core.ids import BASE, AdapterId, RequestId, Slot
 from rota.core.request import Request
-from rota.policy.routing import TO_AND_FRO, Choice, Prices, ReplicaView, RouteReason
+from rota.policy.routing import TO_AND_FRO, Prices, ReplicaView, RouteReason, RoutingChoice
 
 # ── columns ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 # Columns hold what a choice reads of all replicas: an array for each thing, with a place for each replica.
@@ -90,7 +90,9 @@ class Columns:
             if not np.count_nonzero(row):
                 del self._held[adapter_id]
 
-    def cheapest(self, adapter_id: AdapterId, prices: Prices, answer_s: float, seen: Seconds | None) -> Choice | None:
+    def cheapest(
+        self, adapter_id: AdapterId, prices: Prices, answer_s: float, seen: Seconds | None
+    ) -> RoutingChoice | None:
         """What `policy.routing.route` says of the same replicas, for an answer that will take so long.
 
         `seen` is how many tokens of the prompt each replica has computed before; None: none of them.
@@ -106,7 +108,7 @@ class Columns:
             price_s += self._pauses(held, answer_s)
             price_s += _lack_s(held, prices)
         best = int(price_s.argmin())
-        return Choice(best, self._reason(best, held, seen))
+        return RoutingChoice(best, self._reason(best, held, seen))
 
     def _pauses(self, held: Ways | None, answer_s: float) -> Seconds:
         newcomer, known = self._crowd[0], self._crowd[1]

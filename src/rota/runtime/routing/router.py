@@ -14,7 +14,7 @@ from rota.core.events import CacheFlushed, EngineRestarted, Event, Finished
 from rota.core.ids import RequestId
 from rota.core.messages import Message, Submit
 from rota.core.request import Request
-from rota.policy.routing import Choice, Prices, RouteReason, in_turn, shortest_queue
+from rota.policy.routing import Prices, RouteReason, RoutingChoice, in_turn, shortest_queue
 from rota.runtime.routing.replica_state import FIRST_FETCH_S, FIRST_LOAD_S, SHARE, Columns, Mean, Pace, ReplicaBooks
 
 # ── prefix index ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -103,7 +103,7 @@ class Router:
         self._replicas = [self._books(number) for number in range(replicas)]
         self._views = [replica.view for replica in self._replicas]
         self._prefixes = PrefixIndex() if has_prefix_cache and rule == "adapters" else None
-        self._choices: dict[RequestId, Choice] = {}  # of open requests
+        self._choices: dict[RequestId, RoutingChoice] = {}  # of open requests
         self._last = -1  # the replica that took the last request
         self._answer_tokens = FIRST_ANSWER_TOKENS
 
@@ -116,7 +116,7 @@ class Router:
         self._views.append(books.view)
         return books.view.number
 
-    def route(self, request: Request, _now: float, without: Collection[int] = ()) -> Choice:
+    def route(self, request: Request, _now: float, without: Collection[int] = ()) -> RoutingChoice:
         """The replica for a request, which is booked there; raises RequestError if no replica is up.
 
         A request that is routed again was not sent to the replica before. `without` are replicas that may not have it.
@@ -130,7 +130,7 @@ class Router:
             for number in hidden:
                 self._set_up(number, True)
 
-    def _route(self, request: Request) -> Choice:
+    def _route(self, request: Request) -> RoutingChoice:
         if before := self._choices.pop(request.request_id, None):
             self._replicas[before.replica].end(request.request_id)
         answer_tokens, prefix_tokens = self._expected_tokens(request), 0
@@ -150,7 +150,7 @@ class Router:
         self._replicas[choice.replica].book(request, answer_tokens, prefix_tokens)
         return choice
 
-    def choice_of(self, request_id: RequestId) -> Choice | None:
+    def choice_of(self, request_id: RequestId) -> RoutingChoice | None:
         """Where an open request is, and why."""
         return self._choices.get(request_id)
 
@@ -162,7 +162,7 @@ class Router:
     def note_message(self, replica: int, message: Message) -> None:
         """A replica was sent a message. A request that was routed is booked already."""
         if isinstance(message, Submit) and message.request.request_id not in self._choices:
-            self._choices[message.request.request_id] = Choice(replica, RouteReason.ONLY_ONE)
+            self._choices[message.request.request_id] = RoutingChoice(replica, RouteReason.ONLY_ONE)
             self._replicas[replica].book(message.request, self._expected_tokens(message.request))
 
     def note_events(self, replica: int, events: Sequence[Event]) -> None:
@@ -205,7 +205,7 @@ class Router:
         """Most clients leave their limit large; the mean of answers says more."""
         return min(request.sampling.max_new_tokens, round(self._answer_tokens))
 
-    def _cheapest(self, request: Request, answer_tokens: int) -> tuple[Choice | None, int]:
+    def _cheapest(self, request: Request, answer_tokens: int) -> tuple[RoutingChoice | None, int]:
         """The replica with the lowest price, and the tokens of the prompt that it has computed before."""
         prefixes, columns = self._prefixes, self._columns
         keys = prefixes.keys_of(request) if prefixes is not None else []

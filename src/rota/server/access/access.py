@@ -15,7 +15,7 @@ from rota.runtime.registry import Registry
 from rota.server.access.disclosure import fault_for, reason_for
 from rota.server.access.exposure import EVERY_SITE, is_local_name, is_own_origin
 from rota.server.access.keys import ANYONE, PROBE, Key, KeyChanges, KeyRing
-from rota.server.access.limits import Ask, Hold, Limit, Limits, Met
+from rota.server.access.limits import CallDemand, Hold, KeyBalances, Limit, Met
 from rota.server.errors import RetryLater
 
 # ── admission ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -25,11 +25,11 @@ from rota.server.errors import RetryLater
 OnMet = Callable[[str, str, float], None]
 
 
-class Admission:
+class KeyAdmission:
     """The limits of all keys, at the time that it is now."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self._limits = Limits()
+        self._limits = KeyBalances()
         self._now = now
         self._on_met: OnMet = lambda _key, _limit, _at: None
 
@@ -41,7 +41,7 @@ class Admission:
         if met := self._limits.enter(key, self._now()):
             raise self._refusal(key, met, f"Key '{key.name}' may have {_described(key, met.limit)}")
 
-    def admit(self, key: Key, ask: Ask, output_param: str | None, prompt_param: str) -> Hold:
+    def admit(self, key: Key, ask: CallDemand, output_param: str | None, prompt_param: str) -> Hold:
         """Reserve what a call may take. The caller settles it.
 
         Raises RATE_LIMITED if the call does not fit now, and BAD_FIELD if it never does. `output_param` is the field
@@ -84,7 +84,7 @@ def _described(key: Key, limit: Limit) -> str:
             return f"{key.max_running} answers running (max_running) and {key.max_queued} waiting (max_queued)"
 
 
-def _never(key: Key, ask: Ask, met: Met, output_param: str | None, prompt_param: str) -> RequestError:
+def _never(key: Key, ask: CallDemand, met: Met, output_param: str | None, prompt_param: str) -> RequestError:
     """A sentence without a time to come back: the same call would be refused again."""
     most = f"Key '{key.name}' may have {_described(key, met.limit)}, so this call can never be served"
     if met.limit in (Limit.REQUESTS, Limit.QUEUE):
@@ -129,7 +129,7 @@ class Access:
         self._keys = keys or KeyRing()
         self._load_refusal = load_refusal
         self.blame = blame or Blame()
-        self.admission = Admission(now)
+        self.admission = KeyAdmission(now)
         self._own_name = own_name
         self.allowed_origins = frozenset(allowed_origins)
 

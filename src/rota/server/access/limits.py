@@ -25,7 +25,7 @@ class Limit(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class CallDemand:
     """The most that a call may take."""
 
     answers: int = 1  # one for each choice of each prompt
@@ -121,7 +121,7 @@ class Hold:
             self._bucket.spend(used - self._tokens, now)
 
 
-class Limits:
+class KeyBalances:
     """The balances of all keys, made at a key's first call. Time is an argument."""
 
     def __init__(self) -> None:
@@ -137,7 +137,7 @@ class Limits:
             balance.requests.spend(1, now)
         return None
 
-    def admit(self, key: Key, ask: Ask, now: float) -> Hold | Met:
+    def admit(self, key: Key, ask: CallDemand, now: float) -> Hold | Met:
         """Reserve what a call asks for, all of it or nothing. The call has entered, so one request is counted."""
         balance = self._balance(key, now)
         if never := _never(key, ask):
@@ -173,7 +173,7 @@ class Limits:
         return balance
 
 
-def _never(key: Key, ask: Ask) -> Met | None:
+def _never(key: Key, ask: CallDemand) -> Met | None:
     """The first limit that is smaller than the call, however long the client waits."""
     queue = None if key.max_running is None or key.max_queued is None else key.max_running + key.max_queued
     limits = {

@@ -25,7 +25,7 @@ REMEMBERED = 16
 
 
 @dataclass(slots=True)
-class Record:
+class VersionRecord:
     """One version, from the moment when it could be asked for. Times are in seconds since 1970."""
 
     name: str
@@ -40,13 +40,13 @@ class History:
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
-        self._present: dict[AdapterId, Record] = {}
-        self._past: dict[str, deque[Record]] = {}
+        self._present: dict[AdapterId, VersionRecord] = {}
+        self._past: dict[str, deque[VersionRecord]] = {}
 
-    def record_of(self, adapter_id: AdapterId) -> Record | None:
+    def record_of(self, adapter_id: AdapterId) -> VersionRecord | None:
         return self._present.get(adapter_id)
 
-    def past(self, name: str) -> list[Record]:
+    def past(self, name: str) -> list[VersionRecord]:
         """The last versions that left, the newest first."""
         return list(reversed(self._past.get(name, ())))
 
@@ -65,7 +65,7 @@ class History:
     def _added(self, adapter_id: AdapterId) -> None:
         adapter = self._registry.by_id(adapter_id)
         if adapter and adapter_id not in self._present:
-            self._present[adapter_id] = Record(adapter.name, adapter.version, time.time())
+            self._present[adapter_id] = VersionRecord(adapter.name, adapter.version, time.time())
 
     def _removed(self, adapter_id: AdapterId) -> None:
         record = self._present.pop(adapter_id, None)
@@ -131,7 +131,7 @@ class Listing:
         return "leaving" if self._adapters.is_leaving(adapter) else "kept"
 
 
-def _past(record: Record) -> dict[str, Any]:
+def _past(record: VersionRecord) -> dict[str, Any]:
     return {
         "version": record.version,
         "bytes": record.size_bytes or None,

@@ -24,7 +24,7 @@ MOST_THREADS = 64
 MOST_VERSIONS = 100_000
 
 
-class Room:
+class KeyRoom:
     """For the event loop."""
 
     def __init__(self, key_named: Callable[[str], Key | None], free: Callable[[], int]) -> None:

@@ -24,7 +24,7 @@ from rota.server.access.audit import audited
 from rota.server.access.disclosure import reason_for
 from rota.server.access.keys import Key
 from rota.server.adapters.manager import AdapterManager, Mode, Terms, check_name
-from rota.server.adapters.room import Room
+from rota.server.adapters.room import KeyRoom
 from rota.server.adapters.upload import Uploads, parse_config, read_tensors, write_tensors
 from rota.server.calls.fields import Fields, read_body
 
@@ -157,7 +157,7 @@ class Updates:
         self._registry = registry
         self._access = access
         self._spool = spool
-        self._room = Room(access.key_named, spool.free_bytes)
+        self._room = KeyRoom(access.key_named, spool.free_bytes)
         self._uploads = Uploads(spool, self._room)
         adapters.on_new, adapters.on_gone = self._begin, self._end
 

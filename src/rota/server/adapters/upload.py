@@ -20,7 +20,7 @@ from fastapi import Request
 from rota.core.errors import DiskError, Fault, FaultCode, RequestError
 from rota.runtime.spool import ON_ANOTHER_DISK, Spool
 from rota.server.access.keys import Key
-from rota.server.adapters.room import MOST_THREADS, Room
+from rota.server.adapters.room import MOST_THREADS, KeyRoom
 from rota.server.calls.fields import Fields, Unsupported, read_body
 from rota.server.door.handover import handover_of
 
@@ -39,7 +39,7 @@ Result = TypeVar("Result")
 class Uploads:
     """Receives bodies with weights into the spool; what fails leaves nothing there."""
 
-    def __init__(self, spool: Spool, room: Room) -> None:
+    def __init__(self, spool: Spool, room: KeyRoom) -> None:
         self._spool, self._room = spool, room
         # Of their own: a client that sends slowly keeps one.
         self._threads = ThreadPoolExecutor(MOST_THREADS, "adapter-bodies")

@@ -14,11 +14,11 @@ from rota.core.plan import TokenLogprobs
 from rota.core.request import Request, SamplingParams
 from rota.runtime.seeds import seeded
 from rota.server.access.disclosure import fault_for
-from rota.server.access.limits import Ask, Hold
+from rota.server.access.limits import CallDemand, Hold
 from rota.server.call import NO_OPTIONS, CallOptions
 from rota.server.front import Front
 from rota.server.open_answers import Call, OpenAnswer, name_of, request_id_for
-from rota.server.streams import Delta, Reply
+from rota.server.streams import CallReply, Delta
 from rota.server.traffic.route import Chosen
 from rota.text.stream import PLAIN_TEXT, TextOptions, TextStream
 from rota.text.tokenizer import Tokenizer
@@ -28,7 +28,7 @@ from rota.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class AnswerChunk:
     """What a delta adds to an answer. `finish_reason` is set in the last chunk."""
 
     text: str
@@ -65,7 +65,7 @@ class Choice:
         """The stop string that ended the text, if one did."""
         return self._text.matched_stop
 
-    def push(self, delta: Delta) -> Chunk:
+    def push(self, delta: Delta) -> AnswerChunk:
         """Take a delta. Raises RequestError if the request failed. A stop string ends the choice early."""
         if not self.output_tokens:
             self.cached_tokens = delta.cached_tokens
@@ -90,7 +90,7 @@ class Choice:
         self.is_finished = is_stopped or ending is not None
         reason = FinishReason.STOP.value if is_stopped else ending.reason.value if ending else None
         embedding = ending.embedding if ending else None
-        return Chunk(text, delta.tokens[:taken], delta.logprobs[:taken], delta.scores, reason, embedding)
+        return AnswerChunk(text, delta.tokens[:taken], delta.logprobs[:taken], delta.scores, reason, embedding)
 
 
 class Gathered:
@@ -102,12 +102,12 @@ class Gathered:
 
     __slots__ = ("_last", "_logprobs", "_scores", "_texts", "_tokens")
 
-    def __init__(self, first: Chunk) -> None:
+    def __init__(self, first: AnswerChunk) -> None:
         self._texts = [first.text]
         self._tokens, self._logprobs, self._scores = [*first.tokens], [*first.logprobs], [*first.scores]
         self._last = first
 
-    def add(self, chunk: Chunk) -> None:
+    def add(self, chunk: AnswerChunk) -> None:
         self._texts.append(chunk.text)
         self._tokens += chunk.tokens
         self._logprobs += chunk.logprobs
@@ -115,12 +115,12 @@ class Gathered:
         self._last = chunk
 
     @property
-    def chunk(self) -> Chunk:
+    def chunk(self) -> AnswerChunk:
         reason, embedding = self._last.finish_reason, self._last.embedding
-        return Chunk("".join(self._texts), self._tokens, self._logprobs, self._scores, reason, embedding)
+        return AnswerChunk("".join(self._texts), self._tokens, self._logprobs, self._scores, reason, embedding)
 
 
-def joined(chunks: Sequence[Chunk]) -> Chunk:
+def joined(chunks: Sequence[AnswerChunk]) -> AnswerChunk:
     """All chunks of one choice as one chunk."""
     gathered = Gathered(chunks[0])
     for chunk in chunks[1:]:
@@ -159,7 +159,7 @@ class ParsedCall:
     # Whether the text continues its prompt. False for an answer in a chat.
     is_continuation: bool = True
     # The text of each choice before its first token: the prompt, if it is echoed.
-    openings: tuple[Chunk, ...] = ()
+    openings: tuple[AnswerChunk, ...] = ()
     # Whether the client wants output tokens. False if only prompts are scored.
     has_output: bool = True
     # One per prompt.
@@ -175,10 +175,10 @@ class ParsedCall:
         options = self.text.with_ends_of(request.sampling)
         return TextStream(tokenizer, request.sampling.stop, self.is_continuation, options)
 
-    def ask(self, context: int | None) -> Ask:
+    def ask(self, context: int | None) -> CallDemand:
         """The most tokens that the call may take. Without an engine the length of the context is not known."""
         prompts = self.requests[:: self.choices_per_prompt]
-        return Ask(
+        return CallDemand(
             answers=len(self.requests),
             prompt_tokens=sum(len(request.prompt) for request in prompts),
             output_tokens=sum(_most_output(one, context) for one in self.requests) if self.has_output else 0,
@@ -206,7 +206,7 @@ class Part:
     """A chunk and its choice."""
 
     choice: Choice
-    chunk: Chunk
+    chunk: AnswerChunk
 
 
 class Answer:
@@ -326,7 +326,7 @@ def _most_output(request: Request, context: int | None) -> int:
     return asked if context is None else min(asked, max(0, context - len(request.prompt)))
 
 
-def _fail_later(reply: Reply, timeout_s: float | None) -> asyncio.TimerHandle | None:
+def _fail_later(reply: CallReply, timeout_s: float | None) -> asyncio.TimerHandle | None:
     if timeout_s is None:
         return None
     fault = Fault(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
 
-from rota.server.answers.answer import Choice, Chunk, Part
+from rota.server.answers.answer import AnswerChunk, Choice, Part
 from rota.text.said import CallPiece, Said
 from rota.text.speech import Listener, Speech
 
@@ -26,7 +26,7 @@ class Listeners:
         self._listeners: dict[Choice, Listener] = {}
         self._callers: set[Choice] = set()
 
-    def said(self, choice: Choice, chunk: Chunk) -> Said:
+    def said(self, choice: Choice, chunk: AnswerChunk) -> Said:
         """What a chunk says. The last chunk also says what was held back."""
         if (listener := self._listeners.get(choice)) is None:
             listener = self._listeners[choice] = self._speech.listener(self._new_id)
@@ -41,7 +41,7 @@ class Listeners:
         # Mistral's templates take ids of nine characters, and no others.
         return secrets.token_hex(5)[:9] if self._speech.tools == "mistral" else f"call_{secrets.token_hex(12)}"
 
-    def finish_reason(self, choice: Choice, chunk: Chunk) -> str | None:
+    def finish_reason(self, choice: Choice, chunk: AnswerChunk) -> str | None:
         """Why a choice ended, in OpenAI's words: 'tool_calls' if it made calls and was not cut short."""
         return "tool_calls" if chunk.finish_reason == "stop" and choice in self._callers else chunk.finish_reason
 
@@ -66,7 +66,7 @@ class Block:
         return "".join(self.pieces)
 
 
-class Step(Enum):
+class BlockStep(Enum):
     BEGUN = "begun"
     ADDED = "added"
     ENDED = "ended"
@@ -76,12 +76,12 @@ class Step(Enum):
 class Change:
     """A block begins, gets more text, or ends."""
 
-    step: Step
+    step: BlockStep
     block: Block
     text: str = ""
 
 
-class Blocks:
+class AnswerBlocks:
     """The blocks of an answer with one choice. Every chunk is heard once, in its order."""
 
     def __init__(self, speech: Speech) -> None:
@@ -141,15 +141,15 @@ class Blocks:
             self._open = key
             block = Block(len(self.all), kind, call or CallPiece(index=0))
             self.all.append(block)
-            yield Change(Step.BEGUN, block)
+            yield Change(BlockStep.BEGUN, block)
         if text:
             self.all[-1].pieces.append(text)
-            yield Change(Step.ADDED, self.all[-1], text)
+            yield Change(BlockStep.ADDED, self.all[-1], text)
 
     def _end(self) -> Iterator[Change]:
         if self._open:
             self._open = None
-            yield Change(Step.ENDED, self.all[-1])
+            yield Change(BlockStep.ENDED, self.all[-1])
 
     def _finish(self) -> Iterator[Change]:
         if not self.all:  # an answer without a character is an empty text

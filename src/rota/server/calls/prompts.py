@@ -37,24 +37,24 @@ class TextLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Prompts:
+class CallPrompts:
     """The prompts of one call. `params` are their fields in the body; `texts` are theirs if they are echoed."""
 
     tokens: tuple[Tokens, ...]
     params: tuple[str, ...]
     texts: tuple[str, ...] = ()
 
-    def __reduce__(self) -> tuple[Callable[..., Prompts], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Callable[..., CallPrompts], tuple[Any, ...]]:
         # Between processes, tokens travel as bytes: an object for each would take the event loop's time.
         return _unpacked, ([array("I", one).tobytes() for one in self.tokens], self.params, self.texts)
 
 
-def _unpacked(packed: list[bytes], params: tuple[str, ...], texts: tuple[str, ...]) -> Prompts:
-    return Prompts(tuple(tuple(memoryview(one).cast("I")) for one in packed), params, texts)
+def _unpacked(packed: list[bytes], params: tuple[str, ...], texts: tuple[str, ...]) -> CallPrompts:
+    return CallPrompts(tuple(tuple(memoryview(one).cast("I")) for one in packed), params, texts)
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class PromptReading:
     """How a prompt is read: how many of its last tokens are kept, and whether special tokens stand around a text."""
 
     truncate_prompt_tokens: int | None = None
@@ -74,7 +74,7 @@ class Reading:
         raise RequestError.bad_field("truncate_prompt_tokens", message)
 
 
-AS_SENT = Reading()
+AS_SENT = PromptReading()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +86,8 @@ class Texts:
     parsers: Parsers = AS_THE_TEMPLATE_SAYS
 
     def tokenized(
-        self, prompt: Any, param: str = "prompt", is_echoed: bool = False, reading: Reading = AS_SENT
-    ) -> Prompts:
+        self, prompt: Any, param: str = "prompt", is_echoed: bool = False, reading: PromptReading = AS_SENT
+    ) -> CallPrompts:
         """Every prompt of a call. Raises RequestError for a value that is no prompt, or cannot fit."""
         prompts = _as_list(prompt, param)
         self.check_count(len(prompts), 1, param)
@@ -99,7 +99,7 @@ class Texts:
         tokens = tuple(self.as_prompt(one, place, reading) for place, one in zip(params, read, strict=True))
         is_cut = [len(kept) < len(one) for kept, one in zip(tokens, read, strict=True)]
         texts = tuple(map(self._shown, prompts, tokens, is_cut)) if is_echoed else ()
-        return Prompts(tokens, tuple(params), texts)
+        return CallPrompts(tokens, tuple(params), texts)
 
     def rendered(
         self,
@@ -114,7 +114,7 @@ class Texts:
         self.refuse_too_long(sum(map(len, texts_in(tools))), "tools")
         return self.tokenizer.apply_chat_template(messages, tools, add_generation_prompt, variables, is_continued)
 
-    def as_prompt(self, tokens: Tokens, param: str, reading: Reading = AS_SENT) -> Tokens:
+    def as_prompt(self, tokens: Tokens, param: str, reading: PromptReading = AS_SENT) -> Tokens:
         """The tokens that are kept. Raises RequestError for a prompt without tokens, or with too many."""
         if not tokens:
             raise RequestError.bad_field(param, f"{param} is empty; send at least one token.")
@@ -145,7 +145,7 @@ class Texts:
             message = f"The prompt has {characters} characters, which cannot fit into the context of {most} tokens."
             raise RequestError(Fault(FaultCode.PROMPT_TOO_LONG, message, param))
 
-    def _encode(self, place: str, one: str | list[Any], reading: Reading) -> Tokens:
+    def _encode(self, place: str, one: str | list[Any], reading: PromptReading) -> Tokens:
         if isinstance(one, str):
             return self.tokenizer.encode(one, reading.add_special_tokens)
         return checked_tokens(self.tokenizer, one, place)

@@ -19,7 +19,7 @@ from rota.core.errors import Fault, FaultCode, ModelError, RequestError
 from rota.core.grammar import Grammar
 from rota.grammar.check import problem
 from rota.grammar.vocabulary import Vocabulary
-from rota.runtime.room.job import Bounds, Kind, Outcome, Reply
+from rota.runtime.room.job import JobOutcome, JobReply, Kind, QueueBounds
 from rota.runtime.room.room import FullError, Room
 from rota.server.access.keys import ANYONE, Key
 from rota.server.calls.prompts import TextLimits, Texts
@@ -56,7 +56,7 @@ class Tools:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class BodyOrder:
     """What is done with the bytes of a body. `work` travels by its name."""
 
     work: Callable[[Texts, bytes], Any]
@@ -65,7 +65,7 @@ class Order:
 
 
 def read_text(tools: Tools, order: bytes, raw: bytes) -> bytes:
-    asked: Order = pickle.loads(order)
+    asked: BodyOrder = pickle.loads(order)
     try:
         found: Any = asked.work(Texts(tools.tokenizer, asked.limits, asked.parsers), raw)
     except RequestError as error:
@@ -81,9 +81,13 @@ def check_grammar(tools: Tools, text: bytes) -> bytes:
 
 # The largest body of messages takes some seconds, and many on a busy machine. Many clients may send long prompts at the
 # same moment, so the bounds are wide. A body lies in memory while it waits.
-TEXT = Kind(work=read_text, wall_s=60.0, spares=1, of_key=Bounds(128, 64 << 20), of_all=Bounds(1024, 512 << 20))
+TEXT = Kind(
+    work=read_text, wall_s=60.0, spares=1, of_key=QueueBounds(128, 64 << 20), of_all=QueueBounds(1024, 512 << 20)
+)
 # An engine reads the grammar again, so a grammar may not cost it much. The client shall have an answer within a second.
-GRAMMAR = Kind(work=check_grammar, wall_s=0.8, cpu_s=0.25, of_key=Bounds(32, 2 << 20), of_all=Bounds(256, 16 << 20))
+GRAMMAR = Kind(
+    work=check_grammar, wall_s=0.8, cpu_s=0.25, of_key=QueueBounds(32, 2 << 20), of_all=QueueBounds(256, 16 << 20)
+)
 
 
 class ReadingRoom:
@@ -124,15 +128,15 @@ class ReadingRoom:
         parsers: Parsers = AS_THE_TEMPLATE_SAYS,
     ) -> Result:
         """What `work` makes of a body, in another process. Raises RequestError if it is refused, or cannot wait."""
-        order = pickle.dumps(Order(work, limits, parsers))
+        order = pickle.dumps(BodyOrder(work, limits, parsers))
         reply = await self._reply(key.name, self._text, "large bodies", order, raw)
-        if reply.outcome is Outcome.OVERDUE:
+        if reply.outcome is JobOutcome.OVERDUE:
             message = f"Reading the body took longer than {self._text.wall_s:g} seconds; send a smaller body."
             raise RequestError(Fault(FaultCode.BODY_TOO_LARGE, message))
-        if reply.outcome is Outcome.TOO_LARGE:
+        if reply.outcome is JobOutcome.TOO_LARGE:
             message = "Reading the body took too much memory; send a smaller body."
             raise RequestError(Fault(FaultCode.BODY_TOO_LARGE, message))
-        if reply.outcome is not Outcome.DONE:
+        if reply.outcome is not JobOutcome.DONE:
             message = "The process that read the body died; try again, or send a smaller body."
             raise RequestError(Fault(FaultCode.TEXT_WORKER_DIED, message))
         found: Any = pickle.loads(reply.content)
@@ -159,15 +163,15 @@ class ReadingRoom:
         """What is wrong with a grammar. All who ask about it wait for the same task."""
         try:
             reply = await self._reply(key, self._grammar, "grammars", text.encode())
-            if reply.outcome in (Outcome.OVERDUE, Outcome.DIED):
+            if reply.outcome in (JobOutcome.OVERDUE, JobOutcome.DIED):
                 took = f"took longer than {self._grammar.wall_s:g} seconds"
-                what = took if reply.outcome is Outcome.OVERDUE else "ended with the process that made it"
+                what = took if reply.outcome is JobOutcome.OVERDUE else "ended with the process that made it"
                 message = f"The check of a grammar {what}; try again, or make the grammar smaller."
                 raise RetryLater(Fault(FaultCode.TEXT_WORKER_DIED, message), _RETRY_AFTER_S)
             found = {
-                Outcome.TOO_LONG: f"it takes more than {self._grammar.cpu_s:g} seconds of processor time to read. "
+                JobOutcome.TOO_LONG: f"it takes more than {self._grammar.cpu_s:g} seconds of processor time to read. "
                 "Make it smaller.",
-                Outcome.TOO_LARGE: "it takes too much memory to read. Make it smaller.",
+                JobOutcome.TOO_LARGE: "it takes too much memory to read. Make it smaller.",
             }.get(reply.outcome, reply.content.decode())
             self._known[digest] = found
             if len(self._known) > KEPT:
@@ -176,15 +180,15 @@ class ReadingRoom:
         finally:
             del self._asked[digest]
 
-    async def _reply(self, key: str, kind: Kind, what: str, *parts: bytes) -> Reply:
+    async def _reply(self, key: str, kind: Kind, what: str, *parts: bytes) -> JobReply:
         try:
             reply = await asyncio.wrap_future(self._room.submit(key, kind, *parts))
         except FullError:
             message = f"Too many {what} wait to be read; try again in a second."
             raise RetryLater(Fault(FaultCode.QUEUE_FULL, message), _RETRY_AFTER_S) from None
-        if reply.outcome is Outcome.STOPPING:
+        if reply.outcome is JobOutcome.STOPPING:
             raise RequestError(Fault(FaultCode.STOPPING, "The server is stopping and takes no more requests."))
-        if reply.outcome is Outcome.FAILED:
+        if reply.outcome is JobOutcome.FAILED:
             raise RuntimeError(f"a job of the reading room failed:\n{reply.content.decode()}")
         return reply
 

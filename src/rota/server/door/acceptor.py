@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from rota.core.errors import Fault, FaultCode
-from rota.observe.meters import Closure, Refusal
+from rota.observe.meters import Closure, ConnectionRefusal
 from rota.server.door.book import ConnectionBook, OpenConnection
 from rota.server.door.connection import raw_error
 
@@ -115,7 +115,7 @@ class Acceptor:
         await asyncio.sleep(_PAUSE_S)
 
     def _refuse_with_spare(self) -> None:
-        self._book.log.refused(Refusal.FILES)
+        self._book.log.refused(ConnectionRefusal.FILES)
         self._give_spare_up()
         with suppress(OSError):
             self._refuse(self._listener.accept()[0])

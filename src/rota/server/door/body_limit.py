@@ -15,7 +15,7 @@ VERSIONS, FROM_TENSORS = "/v1/adapters/", "/load_lora_adapter_from_tensors"
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class LargestBody:
     """The largest size of a body, and the flag that sets it."""
 
     most_bytes: int
@@ -61,10 +61,10 @@ class BodyLimit:
 
         await self._app(scope, receive_within_limit, send)
 
-    def _limit_of(self, scope: Scope, headers: Headers) -> Limit:
+    def _limit_of(self, scope: Scope, headers: Headers) -> LargestBody:
         if self._max_weights_bytes is not None and _has_weights(scope, headers):
-            return Limit(self._max_weights_bytes, "--max-adapter-body-mb")
-        return Limit(self._max_bytes, "--max-body-mb")
+            return LargestBody(self._max_weights_bytes, "--max-adapter-body-mb")
+        return LargestBody(self._max_bytes, "--max-body-mb")
 
 
 def _has_weights(scope: Scope, headers: Headers) -> bool:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from rota.core.config import ListenConfig
 from rota.core.errors import ConfigError
-from rota.observe.meters import Closure, ConnectionMeters, Refusal
+from rota.observe.meters import Closure, ConnectionMeters, ConnectionRefusal
 
 # ── open files ──────────────────────────────────────────────────────────────────────────────────────────────────────
 # The limit of open files bounds connections, because every socket is an open file.
@@ -131,7 +131,7 @@ class ConnectionLog:
         self._timer: asyncio.TimerHandle | None = None
         self._next_at = 0.0
 
-    def refused(self, why: Refusal) -> None:
+    def refused(self, why: ConnectionRefusal) -> None:
         self.meters.refused[why] += 1
         self._count(f"refused_{why.value}")
 
@@ -200,10 +200,10 @@ class ConnectionBook:
         address, is_trusted = group_of(host), self._limits.is_trusted(host)
         if not is_trusted and len(self._open.get(address, ())) >= self._limits.per_address:
             if not self._close_idle(address):
-                self.log.refused(Refusal.ADDRESS)
+                self.log.refused(ConnectionRefusal.ADDRESS)
                 return None
         elif self._meters.open >= self._limits.in_all and not self.make_room():
-            self.log.refused(Refusal.ALL)
+            self.log.refused(ConnectionRefusal.ALL)
             return None
         entry = OpenConnection(self, address, is_trusted)
         self._open.setdefault(address, set()).add(entry)

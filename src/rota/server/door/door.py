@@ -47,9 +47,8 @@ class Door:
 
     def open(self, listener: socket.socket, server: uvicorn.Server, meters: ConnectionMeters) -> None:
         """Accept connections for a server whose application has started."""
-        from rota.server.door.door import (
-            Acceptor,
-        )  # imported here: it loads the web framework, and a check does not
+        # Imported here: it loads the web framework, and a check does not.
+        from rota.server.door.acceptor import Acceptor
 
         make = _Connections(self._config, server.config, server.server_state, server.lifespan.state)
         book = ConnectionBook(self._limits, meters)

@@ -11,7 +11,7 @@ from rota.core.errors import RequestError
 from rota.core.request import Pooling
 from rota.server.call import CallOptions
 from rota.server.calls.fields import CacheSalt, Count, Fields, Unsupported, read_body, within
-from rota.server.calls.prompts import Prompt, Prompts, Reading, Texts
+from rota.server.calls.prompts import CallPrompts, Prompt, PromptReading, Texts
 from rota.server.calls.reading_room import AskedModels
 from rota.server.openai.sampling_fields import ModelNames
 
@@ -38,8 +38,8 @@ class PooledFields(Fields):
     def names(self) -> ModelNames:
         return ModelNames(self.model, self.lora_path)
 
-    def reading(self) -> Reading:
-        return Reading(self.truncate_prompt_tokens, add_special_tokens=self.add_special_tokens is not False)
+    def reading(self) -> PromptReading:
+        return PromptReading(self.truncate_prompt_tokens, add_special_tokens=self.add_special_tokens is not False)
 
     def call_options(self) -> CallOptions:
         return CallOptions(cache_salt=self.cache_salt, asker=self.user or self.cache_salt, priority=self.priority)
@@ -75,7 +75,7 @@ class PooledCall:
     """What a route needs of a body."""
 
     names: ModelNames
-    prompts: Prompts
+    prompts: CallPrompts
     pooling: Pooling
     asks: CallOptions
     is_base64: bool = False
@@ -130,9 +130,9 @@ def _shared(fields: PooledFields) -> dict[str, Any]:
     return {"names": fields.names, "pooling": fields.pooling or "last", "asks": fields.call_options()}
 
 
-def _tokenized(texts: Texts, fields: PooledFields, given: dict[str, str | list[str]]) -> Prompts:
+def _tokenized(texts: Texts, fields: PooledFields, given: dict[str, str | list[str]]) -> CallPrompts:
     """The prompts of all fields, one after another."""
     read = [texts.tokenized(value, param, reading=fields.reading()) for param, value in given.items()]
     tokens = tuple(one for prompts in read for one in prompts.tokens)
     texts.check_count(len(tokens), 1, list(given)[-1])
-    return Prompts(tokens, tuple(param for prompts in read for param in prompts.params))
+    return CallPrompts(tokens, tuple(param for prompts in read for param in prompts.params))

@@ -222,7 +222,7 @@ class MessagesFields(PromptFields):
 # Messages in Anthropic's shape become the messages of a chat.
 
 
-class Conversation:
+class MessagesConversation:
     """Messages, and for each the client's message that it comes from. A result of a call is a message of its own."""
 
     def __init__(self, fields: PromptFields) -> None:
@@ -344,7 +344,7 @@ def read_count(texts: Texts, raw: bytes) -> TextAnswer:
 
 def _translated(fields: PromptFields, body: dict[str, Any]) -> Translation:
     fields.refuse_unsupported()
-    conversation = Conversation(fields)
+    conversation = MessagesConversation(fields)
     body |= {"messages": conversation.messages} | ({"model": fields.model} if fields.model else {})
     if conversation.is_begun:
         body["continue_final_message"] = True

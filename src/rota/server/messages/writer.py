@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from rota.core.errors import Fault
 from rota.server.answers.answer import Answer, Part
-from rota.server.answers.blocks import Block, Blocks, Change, Speech, Step
+from rota.server.answers.blocks import AnswerBlocks, Block, BlockStep, Change, Speech
 from rota.server.answers.respond import RotaBody, moves_field, named_event
 from rota.server.errors import ERROR_KINDS
 
@@ -86,7 +86,7 @@ class MessagesShape:
 
     def __init__(self, answer_id: str, model: str, speech: Speech) -> None:
         self._head = {"id": answer_id, "type": "message", "role": "assistant", "model": model}
-        self._blocks = Blocks(speech)
+        self._blocks = AnswerBlocks(speech)
         self._is_begun = False
 
     def packet(self, answer: Answer, parts: Sequence[Part]) -> bytes:
@@ -125,12 +125,12 @@ def _written(event: dict[str, Any]) -> bytes:
 def _events(change: Change) -> Iterator[dict[str, Any]]:
     index = change.block.index
     match change.step:
-        case Step.BEGUN:
+        case BlockStep.BEGUN:
             empty = Block(index, change.block.kind, change.block.call)
             yield {"type": "content_block_start", "index": index, "content_block": _block(empty)}
-        case Step.ADDED:
+        case BlockStep.ADDED:
             yield {"type": "content_block_delta", "index": index, "delta": _delta(change)}
-        case Step.ENDED:
+        case BlockStep.ENDED:
             yield {"type": "content_block_stop", "index": index}
 
 

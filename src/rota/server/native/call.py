@@ -13,7 +13,7 @@ from rota.core.errors import Fault, RequestError
 from rota.core.request import MAX_LOGPROBS, MAX_SEED, SamplingParams
 from rota.server.call import CallOptions
 from rota.server.calls.fields import CacheSalt, Count, Fields, Unsupported, read_body, unless, within
-from rota.server.calls.prompts import Prompts, Texts
+from rota.server.calls.prompts import CallPrompts, Texts
 from rota.server.calls.reading_room import AskedModels
 from rota.server.calls.sampling import CommonSampling, FormFields, guided, placed
 from rota.server.openai.sampling_fields import StreamOptions
@@ -167,7 +167,7 @@ Value = TypeVar("Value")
 class GenerateCall:
     """What the route needs of a body. Prompts, adapters and samplings stand in the same order."""
 
-    prompts: Prompts
+    prompts: CallPrompts
     # The field and the name of each prompt's adapter. No name: the base model.
     adapters: Sequence[tuple[str, str | None]]
     samplings: Sequence[SamplingParams]

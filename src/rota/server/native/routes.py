@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from rota.core.errors import Fault, FaultCode, RequestError
 from rota.core.ids import RequestId
 from rota.core.request import Request, SamplingParams
-from rota.runtime.service import Phase
+from rota.runtime.service import ServicePhase
 from rota.server.access.audit import audited
 from rota.server.access.disclosure import path_for, reason_for
 from rota.server.access.keys import Key
@@ -48,7 +48,7 @@ def _install_health_probe(app: FastAPI, front: Front, probe_s: float) -> None:
         """200 if a token comes in time."""
         key = front.access.key_of(http)
         state = front.service.state
-        if state.phase is not Phase.READY:
+        if state.phase is not ServicePhase.READY:
             return JSONResponse({"status": state.phase.value, "reason": reason_for(key, state.reason)}, 503)
         if front.pausing.paused_at is not None:
             return JSONResponse({"status": PAUSED, "reason": "No token comes before /resume."}, 503)

@@ -13,7 +13,7 @@ from pydantic import BaseModel, RootModel
 from rota.core.events import FinishReason
 from rota.core.plan import TokenLogprobs
 from rota.core.request import Request
-from rota.server.answers.answer import Answer, Choice, Chunk, Part
+from rota.server.answers.answer import Answer, AnswerChunk, Choice, Part
 from rota.server.answers.respond import DataEvents, RotaBody, moves_field
 from rota.server.open_answers import name_of
 from rota.text.pieces import TokenPieces
@@ -142,7 +142,7 @@ class ChoiceSoFar:
     scores: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: str | None = None
 
-    def take(self, chunk: Chunk) -> None:
+    def take(self, chunk: AnswerChunk) -> None:
         self.text += chunk.text
         self.tokens += chunk.tokens
         self.logprobs += chunk.logprobs

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import FastAPI, Response
 from fastapi import Request as HttpRequest
 
-from rota.server.answers.answer import Choice, Chunk, ParsedCall, SentAs, requests_for
+from rota.server.answers.answer import AnswerChunk, Choice, ParsedCall, SentAs, requests_for
 from rota.server.answers.blocks import Listeners
 from rota.server.answers.respond import respond
 from rota.server.docs import gives, takes
@@ -120,7 +120,7 @@ class ChatShape(OpenAiShape):
         self._form = read.form
         self._begun: set[int] = set()
 
-    def piece(self, choice: Choice, chunk: Chunk) -> dict[str, Any] | None:
+    def piece(self, choice: Choice, chunk: AnswerChunk) -> dict[str, Any] | None:
         said = self._listeners.said(choice, chunk)
         if not (said or chunk.logprobs or chunk.finish_reason or (self._tells_tokens and chunk.tokens)):
             return None
@@ -130,11 +130,11 @@ class ChatShape(OpenAiShape):
             delta = {"role": "assistant", "content": None if said.calls else "", **delta}
         return self._around(choice, chunk, "delta", delta)
 
-    def complete(self, choice: Choice, chunk: Chunk) -> dict[str, Any]:
+    def complete(self, choice: Choice, chunk: AnswerChunk) -> dict[str, Any]:
         said = self._listeners.said(choice, chunk)
         return self._around(choice, chunk, "message", message_of(said, self._form.is_old_form))
 
-    def _around(self, choice: Choice, chunk: Chunk, name: str, content: dict[str, Any]) -> dict[str, Any]:
+    def _around(self, choice: Choice, chunk: AnswerChunk, name: str, content: dict[str, Any]) -> dict[str, Any]:
         return {
             "index": choice.position,
             name: content,
@@ -143,13 +143,13 @@ class ChatShape(OpenAiShape):
             **({"token_ids": chunk.tokens} if self._tells_tokens else {}),
         }
 
-    def _finish_reason(self, choice: Choice, chunk: Chunk) -> str | None:
+    def _finish_reason(self, choice: Choice, chunk: AnswerChunk) -> str | None:
         reason = self._listeners.finish_reason(choice, chunk)
         if reason != "tool_calls":
             return reason
         return "stop" if self._form.is_named else "function_call" if self._form.is_old_form else reason
 
-    def about_prompt(self, first: Chunk) -> dict[str, Any]:
+    def about_prompt(self, first: AnswerChunk) -> dict[str, Any]:
         if not self._tells_prompt_logprobs:
             return {}
         return {"prompt_logprobs": prompt_logprobs(self._namer.pieces, self._prompt, first.scores)}

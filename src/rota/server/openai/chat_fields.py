@@ -15,7 +15,7 @@ from rota.core.request import MAX_LOGPROBS, SamplingParams
 from rota.grammar.texts import after_thinking
 from rota.server.call import CallOptions
 from rota.server.calls.fields import MAX_COUNT, Count, Fields, Unsupported, read_body, unless, within
-from rota.server.calls.prompts import Prompts, Reading, Texts
+from rota.server.calls.prompts import CallPrompts, PromptReading, Texts
 from rota.server.calls.reading_room import AskedModels
 from rota.server.calls.sampling import guided
 from rota.server.openai.sampling_fields import ModelNames, SamplingFields, StreamOptions
@@ -23,7 +23,7 @@ from rota.server.openai.structured_fields import StructuredFields
 from rota.server.openai.tools import ToolFields, ToolUse, check_name, form_of_calls, tool_grammar, tool_use
 from rota.text.chat import ChatTemplate
 from rota.text.markers import Markers
-from rota.text.reasoning import MARKS, Marks
+from rota.text.reasoning import MARKS, ThinkingMarks
 from rota.text.speech import Speech
 from rota.text.tokenizer import Tokenizer
 from rota.text.tools.formats import FORMATS
@@ -251,7 +251,7 @@ def answer_form(
     )
 
 
-def _behind_thoughts(grammar: Grammar, marks: Marks, is_thinking: bool, specials: Mapping[str, int]) -> Grammar:
+def _behind_thoughts(grammar: Grammar, marks: ThinkingMarks, is_thinking: bool, specials: Mapping[str, int]) -> Grammar:
     start, end = marks.starts.texts[0], marks.ends.texts[0]
     return after_thinking(grammar, end, specials, "" if is_thinking else start)
 
@@ -323,9 +323,9 @@ class ChatFields(ToolFields, StructuredFields, PromptEnding, SamplingFields):
         # The engine stops at the end of the context in any case.
         return MAX_COUNT if asked is None else asked
 
-    def reading(self) -> Reading:
+    def reading(self) -> PromptReading:
         """How the prompt is read. Without a limit, room for one token is left."""
-        return Reading(self.truncate_prompt_tokens, self.asked_tokens() or 1)
+        return PromptReading(self.truncate_prompt_tokens, self.asked_tokens() or 1)
 
     def alternatives(self) -> int | None:
         """How many alternatives come with every token's log-probability. None: no log-probabilities."""
@@ -346,7 +346,7 @@ class ChatCall:
     choices: int
     has_logprobs: bool
     sampling: SamplingParams
-    prompts: Prompts
+    prompts: CallPrompts
     asks: CallOptions
     tells_prompt_logprobs: bool
     is_continued: bool  # the answer goes on with the last message
@@ -392,7 +392,7 @@ def chat_call(texts: Texts, fields: ChatFields) -> ChatCall:
         choices=choices,
         has_logprobs=logprobs is not None,
         sampling=guided(sampling, form.grammar, texts.tokenizer.eos_ids),
-        prompts=Prompts((prompt,), ("messages",)),
+        prompts=CallPrompts((prompt,), ("messages",)),
         asks=form.shown_in(fields.call_options()),
         tells_prompt_logprobs=fields.prompt_logprobs is not None,
         is_continued=is_continued,

@@ -10,11 +10,11 @@ from fastapi import Request as HttpRequest
 
 from rota.core.errors import RequestError
 from rota.core.request import MAX_LOGPROBS, SamplingParams
-from rota.server.answers.answer import Choice, Chunk, ParsedCall, SentAs, requests_for
+from rota.server.answers.answer import AnswerChunk, Choice, ParsedCall, SentAs, requests_for
 from rota.server.answers.respond import respond
 from rota.server.call import CallOptions
 from rota.server.calls.fields import Count, Unsupported, advice_on, read_body, within
-from rota.server.calls.prompts import Prompt, Prompts, Reading, Texts, Tokens
+from rota.server.calls.prompts import CallPrompts, Prompt, PromptReading, Texts, Tokens
 from rota.server.calls.reading_room import AskedModels
 from rota.server.calls.sampling import guided
 from rota.server.docs import gives, takes
@@ -66,9 +66,9 @@ class CompletionFields(StructuredFields, SamplingFields):
         # A dropped token must not end the answer with 'stop'.
         return guided(params, grammar, tokenizer.eos_ids) if limit else replace(params, stop_token_ids=frozenset())
 
-    def reading(self, limit: int) -> Reading:
+    def reading(self, limit: int) -> PromptReading:
         """How the prompts are read. The answer has up to `limit` tokens."""
-        return Reading(self.truncate_prompt_tokens, limit or 1, self.add_special_tokens is not False)
+        return PromptReading(self.truncate_prompt_tokens, limit or 1, self.add_special_tokens is not False)
 
     def output_limit(self) -> int:
         """The most output tokens. 0: only the prompt comes back."""
@@ -91,7 +91,7 @@ class CompletionCall:
     has_logprobs: bool
     is_echoed: bool
     sampling: SamplingParams
-    prompts: Prompts
+    prompts: CallPrompts
     asks: CallOptions
     tells_prompt_logprobs: bool
     limit_param: str  # the client's field that limits the output
@@ -140,7 +140,7 @@ def install_completions_route(app: FastAPI, front: Front) -> None:
             answer_id,
             requests_for(call, answer_id, model, read.prompts.tokens, read.sampling, read.choices, read.asks),
             read.choices,
-            openings=tuple(Chunk(text) for text in read.prompts.texts for _ in range(read.choices)),
+            openings=tuple(AnswerChunk(text) for text in read.prompts.texts for _ in range(read.choices)),
             has_output=read.has_output,
             sent_as=tuple(SentAs(param, read.names.param) for param in read.prompts.params),
             limit_param=read.limit_param,
@@ -174,11 +174,11 @@ class CompletionShape(OpenAiShape):
         ]
         self._told: set[int] = set()
 
-    def piece(self, choice: Choice, chunk: Chunk) -> dict[str, Any] | None:
+    def piece(self, choice: Choice, chunk: AnswerChunk) -> dict[str, Any] | None:
         has_tokens = self._read.asks.tells_tokens and chunk.tokens
         return self.complete(choice, chunk) if chunk.has_news or has_tokens else None
 
-    def complete(self, choice: Choice, chunk: Chunk) -> dict[str, Any]:
+    def complete(self, choice: Choice, chunk: AnswerChunk) -> dict[str, Any]:
         return {
             "index": choice.position,
             "text": chunk.text,
@@ -188,7 +188,7 @@ class CompletionShape(OpenAiShape):
             **(self._scores(choice, chunk) if self._read.tells_prompt_logprobs else {}),
         }
 
-    def _tokens(self, choice: Choice, chunk: Chunk) -> dict[str, Any]:
+    def _tokens(self, choice: Choice, chunk: AnswerChunk) -> dict[str, Any]:
         """vLLM's fields. The prompt's tokens come once."""
         told = {"token_ids": chunk.tokens}
         if choice.position not in self._told:
@@ -196,5 +196,5 @@ class CompletionShape(OpenAiShape):
             told["prompt_token_ids"] = list(self._prompts[choice.position])
         return told
 
-    def _scores(self, choice: Choice, chunk: Chunk) -> dict[str, Any]:
+    def _scores(self, choice: Choice, chunk: AnswerChunk) -> dict[str, Any]:
         return {"prompt_logprobs": prompt_logprobs(self._pieces, self._prompts[choice.position], chunk.scores)}

@@ -13,7 +13,7 @@ import msgspec
 from pydantic import BaseModel
 
 from rota.core.plan import TokenLogprobs
-from rota.server.answers.answer import Answer, Choice, Chunk, Part, joined
+from rota.server.answers.answer import Answer, AnswerChunk, Choice, Part, joined
 from rota.server.answers.respond import DataEvents, RotaBody, moves_field
 from rota.server.calls.prompts import Tokens
 from rota.server.openai.sampling_fields import StreamOptions
@@ -215,7 +215,7 @@ class CompletionLogprobs:
         self._unscored: list[None] = [None] * bool(echoed)
         self._offset = 0
 
-    def shape(self, chunk: Chunk) -> dict[str, Any]:
+    def shape(self, chunk: AnswerChunk) -> dict[str, Any]:
         scores, self._unscored = [*self._unscored, *chunk.scores], []
         entries = [*scores, *chunk.logprobs]
         tokens = [*itertools.islice(self._echoed, len(scores)), *chunk.tokens]
@@ -236,7 +236,7 @@ class CompletionLogprobs:
         }
 
 
-def chat_logprobs(namer: TokenNamer, chunk: Chunk) -> dict[str, Any]:
+def chat_logprobs(namer: TokenNamer, chunk: AnswerChunk) -> dict[str, Any]:
     """One object per token, with the token's bytes."""
     content = [
         _entry(namer, token, logprobs.chosen)
@@ -292,11 +292,11 @@ class OpenAiShape(DataEvents):
         self._event_tail = b'],"usage":null' if options.include_usage else b"]"
 
     @abstractmethod
-    def piece(self, choice: Choice, chunk: Chunk) -> dict[str, Any] | None:
+    def piece(self, choice: Choice, chunk: AnswerChunk) -> dict[str, Any] | None:
         """A choice in an event of a stream. None: there is nothing to send yet."""
 
     @abstractmethod
-    def complete(self, choice: Choice, chunk: Chunk) -> dict[str, Any]:
+    def complete(self, choice: Choice, chunk: AnswerChunk) -> dict[str, Any]:
         """A choice in an answer that is not streamed."""
 
     def event(self, answer: Answer, part: Part) -> bytes:
@@ -317,7 +317,7 @@ class OpenAiShape(DataEvents):
         return self._event_head + b"]," + _encode(told)[1:] if told else None
 
     def whole(self, answer: Answer, parts: Sequence[Part]) -> bytes:
-        chunks: dict[Choice, list[Chunk]] = {choice: [] for choice in answer.choices}
+        chunks: dict[Choice, list[AnswerChunk]] = {choice: [] for choice in answer.choices}
         for part in parts:
             chunks[part.choice].append(part.chunk)
         whole = {choice: joined(said) for choice, said in chunks.items()}
@@ -326,7 +326,7 @@ class OpenAiShape(DataEvents):
         more = {**self._untold, **about_prompt, **moves_field(answer.moves)}
         return _encode({**self._head, "choices": choices, "usage": _usage(answer), **more})
 
-    def about_prompt(self, _first: Chunk) -> dict[str, Any]:
+    def about_prompt(self, _first: AnswerChunk) -> dict[str, Any]:
         """More about the prompt, for the end of an answer that is not streamed. `_first`: the first choice."""
         return {}
 

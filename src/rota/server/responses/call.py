@@ -185,7 +185,7 @@ class ResponsesTool(Fields):
     strict: bool | None = None
 
 
-class ToolChoice(Fields):
+class ResponsesToolChoice(Fields):
     """One function, or some of them."""
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -209,7 +209,7 @@ class ResponsesFields(CommonSampling):
     input: str | Items
     instructions: str | None = None
     tools: Annotated[list[ResponsesTool], Field(fail_fast=True)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponsesToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextFields | None = None
     reasoning: ReasoningFields | None = None
@@ -252,7 +252,7 @@ def chat_tools(tools: list[ResponsesTool]) -> list[dict[str, Any]]:
     return [_function(tool, f"tools.{index}") for index, tool in enumerate(tools)]
 
 
-def chat_choice(choice: str | ToolChoice) -> str | dict[str, Any]:
+def chat_choice(choice: str | ResponsesToolChoice) -> str | dict[str, Any]:
     """The choice as a chat has it."""
     if isinstance(choice, str):
         return choice
@@ -285,7 +285,7 @@ def _function(tool: ResponsesTool, where: str) -> dict[str, Any]:
 GivenItems = list[MessageItem | CallItem | OutputItem | ReasoningItem | OtherItem]
 
 
-class Conversation:
+class ItemsConversation:
     """Messages, and for each the place of its first item. Thoughts and calls of one turn are one message."""
 
     def __init__(self, instructions: str | None, given: str | GivenItems) -> None:
@@ -414,7 +414,7 @@ def _refuse_unsupported(fields: ResponsesFields) -> None:
 
 
 def _translated(fields: ResponsesFields) -> Translation:
-    conversation = Conversation(fields.instructions, fields.input)
+    conversation = ItemsConversation(fields.instructions, fields.input)
     body = {name: value for name in _SAME_NAMES if (value := getattr(fields, name)) is not None}
     body["messages"] = conversation.messages
     if fields.tools:

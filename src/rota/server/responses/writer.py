@@ -10,8 +10,8 @@ import msgspec
 from pydantic import BaseModel
 
 from rota.core.errors import Fault, FaultCode
-from rota.server.answers.answer import Answer, Chunk, Part
-from rota.server.answers.blocks import Block, Blocks, Change, Step
+from rota.server.answers.answer import Answer, AnswerChunk, Part
+from rota.server.answers.blocks import AnswerBlocks, Block, BlockStep, Change
 from rota.server.answers.respond import WAITING, RotaBody, moves_field, named_event
 from rota.server.openai.writer import TokenNamer, chat_logprobs
 from rota.server.responses.call import ResponsesCall
@@ -51,13 +51,13 @@ class Output:
     def events(self, change: Change, status: str) -> Iterator[Event]:
         """The events of a change; `status` is that of an item that ends."""
         match change.step:
-            case Step.BEGUN:
+            case BlockStep.BEGUN:
                 yield from self._begin(change.block)
-            case Step.ADDED:
+            case BlockStep.ADDED:
                 kind = change.block.kind
                 logprobs = {"logprobs": self._taken()} if kind == "text" else {}
                 yield f"{_DELTAS[kind]}.delta", self._at(change.block) | {"delta": change.text} | logprobs
-            case Step.ENDED:
+            case BlockStep.ENDED:
                 yield from self._end(change.block, status)
 
     def _begin(self, block: Block) -> Iterator[Event]:
@@ -149,7 +149,7 @@ class ResponsesShape:
     def __init__(self, answer_id: str, model: str, read: ResponsesCall, namer: TokenNamer) -> None:
         self._head = {"id": answer_id, "object": "response", "created_at": int(time.time()), "model": model}
         self._head |= read.echoed
-        self._blocks = Blocks(read.chat.speech)
+        self._blocks = AnswerBlocks(read.chat.speech)
         self._output = Output(answer_id)
         self._namer = namer if read.chat.has_logprobs else None
         self._events = 0
@@ -196,7 +196,7 @@ class ResponsesShape:
         self._events += 1
         return named_event(name, msgspec.json.encode(numbered))
 
-    def _logprobs(self, chunk: Chunk) -> list[dict[str, Any]]:
+    def _logprobs(self, chunk: AnswerChunk) -> list[dict[str, Any]]:
         if self._namer is None or not chunk.logprobs:
             return []
         written: list[dict[str, Any]] = chat_logprobs(self._namer, chunk)["content"]

@@ -22,7 +22,7 @@ TOLERANCE = 1e-6
 _HASHES = 2.0**64
 
 
-class Split:
+class TrafficSplit:
     """Targets and their weights.
 
     An asker's target is that of the highest score, and a score depends on the asker, the target and its weight alone
@@ -97,7 +97,7 @@ class Route:
     """Targets are names of adapters, which mean their current versions, or `name@version`."""
 
     name: str
-    split: Split
+    split: TrafficSplit
     rollback: str  # the target of all requests after a roll-back
     set_by: str | None = None  # the key whose right to its targets it has; None: an operator's
     shadow: str | None = None  # it gets copies, and its answers are dropped
@@ -124,7 +124,7 @@ class Route:
 
     def roll_back(self, reason: str, at: float) -> None:
         self.rolled_back = RolledBack(reason=reason, at=at, targets=self.split.weights)
-        self.split = Split({self.rollback: 1.0})
+        self.split = TrafficSplit({self.rollback: 1.0})
 
     def end_shadow(self, reason: str) -> None:
         self.shadow, self.shadow_ended = None, reason

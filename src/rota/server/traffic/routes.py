@@ -18,7 +18,7 @@ from rota.server.access.keys import Key
 from rota.server.adapters.manager import AdapterManager
 from rota.server.calls.fields import Fields, read_body
 from rota.server.docs import gives, takes
-from rota.server.traffic.route import MOST_TARGETS, Route, Split, check_weights
+from rota.server.traffic.route import MOST_TARGETS, Route, TrafficSplit, check_weights
 from rota.server.traffic.traffic import Traffic
 
 # ── fields ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -48,7 +48,9 @@ class RouteFields(Fields):
             )
             raise RequestError.bad_field("shadow", message)
         heaviest = max(self.targets, key=lambda target: self.targets[target])
-        return Route(name=name, split=Split(self.targets), rollback=self.rollback or heaviest, shadow=self.shadow)
+        return Route(
+            name=name, split=TrafficSplit(self.targets), rollback=self.rollback or heaviest, shadow=self.shadow
+        )
 
     @property
     def written(self) -> str:

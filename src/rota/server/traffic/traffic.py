@@ -18,8 +18,8 @@ from rota.observe.journey import Journey
 from rota.observe.meters import TrafficMeters
 from rota.runtime.registry import Registry
 from rota.server.adapters.manager import AdapterManager
-from rota.server.streams import Reply
-from rota.server.traffic.route import Chosen, Route, Split
+from rota.server.streams import CallReply
+from rota.server.traffic.route import Chosen, Route, TrafficSplit
 
 # ── shadows ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 # Shadows get copies of requests at the lowest priority; their answers are counted and dropped.
@@ -40,7 +40,7 @@ class Shadows:
 
     def __init__(
         self,
-        send: Callable[[Request], Reply],
+        send: Callable[[Request], CallReply],
         rows: Callable[[], int],
         meters: TrafficMeters | None = None,
         now: Callable[[], float] = time.monotonic,
@@ -50,7 +50,7 @@ class Shadows:
         self._rows = rows
         self.meters = meters or TrafficMeters()
         self._now = now
-        self._open: dict[RequestId, tuple[Reply, float]] = {}  # and when it was opened, the first one first
+        self._open: dict[RequestId, tuple[CallReply, float]] = {}  # and when it was opened, the first one first
 
     def copy(self, requests: Iterable[Request], shadow: Adapter) -> None:
         """Ask a shadow what was asked of another. A copy that finds no room is dropped, never kept for later."""
@@ -161,7 +161,7 @@ class Traffic:
 
     def roll_back(self, route: Route) -> None:
         """An operator wants all requests of a route at the target that it rolls back to."""
-        route.split = Split({route.rollback: 1.0})
+        route.split = TrafficSplit({route.rollback: 1.0})
         self.meters.weigh(route.name, route.split.weights)
 
     def end(self, name: str) -> None:

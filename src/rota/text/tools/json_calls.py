@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from rota.text.tools.parser import Calls, Verdict
+from rota.text.tools.parser import Calls, CallVerdict
 
 # ── json value ──────────────────────────────────────────────────────────────────────────────────────────────────────
 # A JSON value is read as its text comes, a piece at a time, up to its end or its first fault.
@@ -152,20 +152,20 @@ class JsonCalls:
         self._wants = "call or ["
         self._is_list = False
 
-    def read(self, text: str, at: int) -> tuple[int, Verdict]:
+    def read(self, text: str, at: int) -> tuple[int, CallVerdict]:
         """Read one thing from `at` on. Gives where it ends."""
         if self._object is None:
             return self._read_sign(text, at)
         at, verdict = self._object.read(text, at)
-        if verdict is Verdict.DONE:
+        if verdict is CallVerdict.DONE:
             self._object, self._wants = None, ", or ]"
-            verdict = Verdict.SENT if self._is_list else Verdict.DONE
+            verdict = CallVerdict.SENT if self._is_list else CallVerdict.DONE
         return at, verdict
 
-    def _read_sign(self, text: str, at: int) -> tuple[int, Verdict]:
+    def _read_sign(self, text: str, at: int) -> tuple[int, CallVerdict]:
         sign = text[at]
         if sign in " \t\n\r":
-            return at + 1, Verdict.HELD
+            return at + 1, CallVerdict.HELD
         if sign == "{" and self._wants.startswith("call"):
             self._object = _CallObject(self._calls)
         elif sign == "[" and self._wants == "call or [":
@@ -173,10 +173,10 @@ class JsonCalls:
         elif sign == "," and self._wants == ", or ]":
             self._wants = "call"
         elif sign == "]" and self._wants == ", or ]":
-            return at + 1, Verdict.DONE
+            return at + 1, CallVerdict.DONE
         else:
-            return at, Verdict.BROKEN
-        return at + 1, Verdict.HELD
+            return at, CallVerdict.BROKEN
+        return at + 1, CallVerdict.HELD
 
 
 class _CallObject:
@@ -191,22 +191,22 @@ class _CallObject:
         self._known: dict[str, str] = {}
         self._is_begun = False
 
-    def read(self, text: str, at: int) -> tuple[int, Verdict]:
+    def read(self, text: str, at: int) -> tuple[int, CallVerdict]:
         if self._value is None:
             return self._read_sign(text, at)
         end = self._value.read(text, at)
         if end == at and not self._value.is_complete:
-            return at, Verdict.BROKEN
+            return at, CallVerdict.BROKEN
         verdict = self._take(text[at:end])
         if self._value.is_complete:
             self._value = None
-            return end, verdict if self._end_value() else Verdict.BROKEN
+            return end, verdict if self._end_value() else CallVerdict.BROKEN
         return end, verdict
 
-    def _read_sign(self, text: str, at: int) -> tuple[int, Verdict]:
+    def _read_sign(self, text: str, at: int) -> tuple[int, CallVerdict]:
         found = SIGN.search(text, at)
         if not found:
-            return len(text), Verdict.HELD
+            return len(text), CallVerdict.HELD
         at, sign, wants = found.start(), found[0], self._wants
         if wants == "value":
             return self._begin_value(sign, at)
@@ -214,31 +214,31 @@ class _CallObject:
             self._wants = "value"
         elif wants.startswith("key") and sign == '"':
             self._value, self._wants = JsonValue(), "key"
-            return at, Verdict.HELD
+            return at, CallVerdict.HELD
         elif wants == ", or }" and sign == ",":
             self._wants = "key"
         elif sign == "}" and wants in (", or }", "key or }") and self._begin():
-            return at + 1, Verdict.DONE
+            return at + 1, CallVerdict.DONE
         else:
-            return at, Verdict.BROKEN
-        return at + 1, Verdict.HELD
+            return at, CallVerdict.BROKEN
+        return at + 1, CallVerdict.HELD
 
-    def _begin_value(self, sign: str, at: int) -> tuple[int, Verdict]:
+    def _begin_value(self, sign: str, at: int) -> tuple[int, CallVerdict]:
         if sign not in ('{"' if self._key == "arguments" else '"'):
-            return at, Verdict.BROKEN
+            return at, CallVerdict.BROKEN
         self._value = JsonValue()
         if self._key == "arguments" and sign == "{" and "name" in self._known:
             self._calls.begin(self._known["name"])
             self._is_begun = True
-            return at, Verdict.SENT
-        return at, Verdict.HELD
+            return at, CallVerdict.SENT
+        return at, CallVerdict.HELD
 
-    def _take(self, piece: str) -> Verdict:
+    def _take(self, piece: str) -> CallVerdict:
         if self._is_sending:
             self._calls.add(piece)
-            return Verdict.SENT
+            return CallVerdict.SENT
         self._pieces.append(piece)
-        return Verdict.HELD
+        return CallVerdict.HELD
 
     @property
     def _is_sending(self) -> bool:
@@ -289,21 +289,21 @@ class TaggedCalls:
         self._end = end
         self._matched = 0  # characters of the end that have been read
 
-    def read(self, text: str, at: int) -> tuple[int, Verdict]:
+    def read(self, text: str, at: int) -> tuple[int, CallVerdict]:
         if self._json is None:
             return self._read_end(text[at], at)
         at, verdict = self._json.read(text, at)
-        if verdict is Verdict.DONE:
-            self._json, verdict = None, Verdict.SENT
+        if verdict is CallVerdict.DONE:
+            self._json, verdict = None, CallVerdict.SENT
         return at, verdict
 
-    def _read_end(self, sign: str, at: int) -> tuple[int, Verdict]:
+    def _read_end(self, sign: str, at: int) -> tuple[int, CallVerdict]:
         if not self._matched and sign in " \t\n\r":
-            return at + 1, Verdict.HELD
+            return at + 1, CallVerdict.HELD
         if sign != self._end[self._matched]:
-            return at, Verdict.BROKEN
+            return at, CallVerdict.BROKEN
         self._matched += 1
-        return at + 1, Verdict.DONE if self._matched == len(self._end) else Verdict.HELD
+        return at + 1, CallVerdict.DONE if self._matched == len(self._end) else CallVerdict.HELD
 
 
 # ── mistral calls ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -323,34 +323,34 @@ class MistralCalls:
         self._list: JsonCalls | None = None
         self._arguments: JsonValue | None = None
 
-    def read(self, text: str, at: int) -> tuple[int, Verdict]:
+    def read(self, text: str, at: int) -> tuple[int, CallVerdict]:
         if self._list:
             return self._list.read(text, at)
         if self._arguments:
             return self._read_arguments(self._arguments, text, at)
         if not self._head.strip() and text[at] in "[{":
             self._list = JsonCalls(self._calls)
-            return at, Verdict.HELD
+            return at, CallVerdict.HELD
         return self._read_head(text, at)
 
-    def _read_head(self, text: str, at: int) -> tuple[int, Verdict]:
+    def _read_head(self, text: str, at: int) -> tuple[int, CallVerdict]:
         # A character at a time until the name begins: what follows blanks decides between the two forms.
         room = _MAX_HEAD - len(self._head) if self._head.strip() else 1
         found = _HEAD.match(text, at, min(len(text), at + room))
         if found and found[0]:
             self._head += found[0]
-            return found.end(), Verdict.HELD
+            return found.end(), CallVerdict.HELD
         whole = _WHOLE_HEAD.fullmatch(self._head)
         if text[at] != "{" or not whole or whole[1] not in self._calls.names:
-            return at, Verdict.BROKEN
+            return at, CallVerdict.BROKEN
         self._calls.begin(whole[1])
         self._arguments = JsonValue()
-        return at, Verdict.SENT
+        return at, CallVerdict.SENT
 
-    def _read_arguments(self, arguments: JsonValue, text: str, at: int) -> tuple[int, Verdict]:
+    def _read_arguments(self, arguments: JsonValue, text: str, at: int) -> tuple[int, CallVerdict]:
         end = arguments.read(text, at)
         if end > at:
             self._calls.add(text[at:end])
         if arguments.is_complete:
-            return end, Verdict.DONE
-        return end, Verdict.SENT if end > at else Verdict.BROKEN
+            return end, CallVerdict.DONE
+        return end, CallVerdict.SENT if end > at else CallVerdict.BROKEN

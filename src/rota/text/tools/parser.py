@@ -14,7 +14,7 @@ from rota.text.said import CallPiece, Said
 # The calls of one answer: numbered, with ids, and sent in pieces while they are read.
 
 
-class Verdict(Enum):
+class CallVerdict(Enum):
     """What a reader of calls thinks of the text that it has just read."""
 
     HELD = auto()  # it may be part of a call
@@ -63,10 +63,10 @@ class Calls:
 _BLANKS = " \t\n\r"
 
 
-class Reader(Protocol):
+class CallReader(Protocol):
     """Reads calls where they begin."""
 
-    def read(self, text: str, at: int) -> tuple[int, Verdict]:
+    def read(self, text: str, at: int) -> tuple[int, CallVerdict]:
         """Read one thing from `at` on, which is before the text's end. Gives where that ends."""
         ...
 
@@ -84,7 +84,7 @@ class Format:
     # Further texts within calls that may be special tokens.
     within: tuple[str, ...] = ()
     # Made where calls begin.
-    reader: Callable[[Calls], Reader]
+    reader: Callable[[Calls], CallReader]
 
 
 class ToolParser:
@@ -97,7 +97,7 @@ class ToolParser:
         self._form = form
         self._markers = form.markers
         self._calls = Calls(names, new_id)
-        self._reader: Reader | None = None
+        self._reader: CallReader | None = None
         self._read: Callable[[], bool] = self._read_between
         self._content: list[str] = []
         self._held: list[str] = []  # has been read, and may be part of a call
@@ -159,12 +159,12 @@ class ToolParser:
         assert self._reader, "it was made where the calls began"
         self._at, verdict = self._reader.read(self._text, self._at)
         match verdict:
-            case Verdict.SENT:
+            case CallVerdict.SENT:
                 self._account()
-            case Verdict.DONE:
+            case CallVerdict.DONE:
                 self._account()
                 self._read = self._read_between
-            case Verdict.BROKEN:
+            case CallVerdict.BROKEN:
                 self._release(self._at)
                 self._read = self._read_content
         return True

@@ -7,7 +7,7 @@ import json
 import re
 import warnings
 
-from rota.text.tools.parser import Calls, Verdict
+from rota.text.tools.parser import Calls, CallVerdict
 
 # ── python literal ──────────────────────────────────────────────────────────────────────────────────────────────────
 # A Python literal is read as its text comes, up to the comma or the bracket behind it.
@@ -104,19 +104,19 @@ class PythonCalls:
         self._value: PythonLiteral | None = None
         self._sent = 0  # arguments of the call that is read
 
-    def read(self, text: str, at: int) -> tuple[int, Verdict]:
+    def read(self, text: str, at: int) -> tuple[int, CallVerdict]:
         """Read one thing from `at` on. Gives where it ends."""
         if self._value:
             return self._read_value(self._value, text, at)
         found = _HEAD.match(text, at, min(len(text), at + _MAX_HEAD - len(self._head)))
         if found and found[0]:
             self._head += found[0]
-            return found.end(), Verdict.HELD
+            return found.end(), CallVerdict.HELD
         head, self._head = self._head.strip(), ""
         verdict = self._read_sign(head, text[at])
-        return at if verdict is Verdict.BROKEN else at + 1, verdict
+        return at if verdict is CallVerdict.BROKEN else at + 1, verdict
 
-    def _read_sign(self, head: str, sign: str) -> Verdict:
+    def _read_sign(self, head: str, sign: str) -> CallVerdict:
         match self._wants, head, sign:
             case "[", "", "[":
                 self._wants = "call"
@@ -131,27 +131,27 @@ class PythonCalls:
             case ", or ]", "", ",":
                 self._wants = "call"
             case ", or ]", "", "]":
-                return Verdict.DONE
+                return CallVerdict.DONE
             case _:
-                return Verdict.BROKEN
-        return Verdict.HELD
+                return CallVerdict.BROKEN
+        return CallVerdict.HELD
 
-    def _read_value(self, value: PythonLiteral, text: str, at: int) -> tuple[int, Verdict]:
+    def _read_value(self, value: PythonLiteral, text: str, at: int) -> tuple[int, CallVerdict]:
         end = value.read(text, at)
         if not value.is_complete:
-            return end, Verdict.BROKEN if end == at else Verdict.HELD
+            return end, CallVerdict.BROKEN if end == at else CallVerdict.HELD
         if (as_json := value.as_json()) is None:
-            return end, Verdict.BROKEN
+            return end, CallVerdict.BROKEN
         if not self._sent:
             self._calls.begin(self._name)
         self._calls.add(f"{', ' if self._sent else '{'}{json.dumps(self._argument)}: {as_json}")
         self._sent += 1
         self._value, self._wants = None, ", or )"
-        return end, Verdict.SENT
+        return end, CallVerdict.SENT
 
-    def _end_call(self) -> Verdict:
+    def _end_call(self) -> CallVerdict:
         if not self._sent:
             self._calls.begin(self._name)
         self._calls.add("}" if self._sent else "{}")
         self._wants = ", or ]"
-        return Verdict.SENT
+        return CallVerdict.SENT

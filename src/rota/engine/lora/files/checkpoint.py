@@ -21,10 +21,10 @@ from rota.engine.lora.files.checks import SlotKind, refusals, values_not_finite
 from rota.engine.lora.files.extras import Extras, ExtrasReader
 from rota.engine.lora.files.filling import FactorCut, Filling
 from rota.engine.lora.files.folder import AdapterFolder, FolderFiles
-from rota.engine.lora.files.outline import Ask, answer
-from rota.engine.lora.files.tensor_file import Stored, TensorFile
+from rota.engine.lora.files.outline import Inquire, answer
+from rota.engine.lora.files.tensor_file import StoredTensor, TensorFile
 from rota.engine.lora.files.workspace import PLAIN, Mould, Workspace
-from rota.engine.lora.growth import Growth
+from rota.engine.lora.growth import SlotGrowth
 from rota.engine.lora.host import PIECE_BYTES, HostAdapter, cut_evenly, run_length, side_by_side, stacked_sites
 from rota.engine.lora.packing import Packing, Parts, SiteParts
 from rota.engine.model.sites import SiteShape, module_name, site_shapes
@@ -93,7 +93,7 @@ def read_packed(
     return pieces if all(are_finite) else None
 
 
-def _can_round(stored: Sequence[Stored], start: int, dtype: torch.dtype, scale: float) -> bool:
+def _can_round(stored: Sequence[StoredTensor], start: int, dtype: torch.dtype, scale: float) -> bool:
     """Only a power of two may scale numbers that are rounded: for others the scale comes first."""
     is_power_of_two = math.frexp(scale)[0] == 0.5
     are_aligned = all((one.start - start) % one.dtype.itemsize == 0 for one in stored)
@@ -124,7 +124,7 @@ def _site_of(folder: AdapterFolder, shape: SiteShape, layers: int, start: int, d
     return SiteParts(a=a, b=b, is_there=np.array(is_there))
 
 
-def _cut(factors: Sequence[Stored], start: int, dtype: torch.dtype) -> Parts:
+def _cut(factors: Sequence[StoredTensor], start: int, dtype: torch.dtype) -> Parts:
     """Where factors of a file whose tensors begin at `start` lie in its pieces."""
     parts = list[tuple[int, int, int]]()
     for stored in factors:
@@ -146,9 +146,9 @@ def read_checkpoint(
     shard: Shard = WHOLE,
     base: BaseMatrices | None = None,
     ends: BaseEnds | None = None,
-    growth: Growth | None = None,
+    growth: SlotGrowth | None = None,
     seal: str = "",
-    ask: Ask = answer,
+    ask: Inquire = answer,
 ) -> HostAdapter:
     """Read a PEFT folder; raises AdapterError with the reason if this model cannot serve it. Blocks on the disk.
 
@@ -193,7 +193,7 @@ def _packed(files: FolderFiles, packing: Packing, dtype: torch.dtype, work: Work
 
 
 def _slots(
-    max_rank: int, shard: Shard, base: BaseMatrices | None, ends: BaseEnds | None, growth: Growth | None
+    max_rank: int, shard: Shard, base: BaseMatrices | None, ends: BaseEnds | None, growth: SlotGrowth | None
 ) -> SlotKind:
     extras = Extra.NONE if base is None else Extra.TRIMS
     extras = extras if ends is None else ends.extras

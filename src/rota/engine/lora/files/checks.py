@@ -11,11 +11,11 @@ from rota.core.adapter import Adapter, Extra
 from rota.core.errors import AdapterError
 from rota.engine.lora.files.brought import Brought
 from rota.engine.lora.files.folder import AdapterFolder, FolderFiles
-from rota.engine.lora.files.outline import Ask, answer
+from rota.engine.lora.files.outline import Inquire, answer
 from rota.engine.lora.files.peft_config import EMBEDDING, ENDS, HEAD
 from rota.engine.lora.files.reader import reason_for
-from rota.engine.lora.files.tensor_file import Stored
-from rota.engine.lora.growth import Growth
+from rota.engine.lora.files.tensor_file import StoredTensor
+from rota.engine.lora.growth import SlotGrowth
 from rota.engine.model.sites import PARENTS, biased_parts, module_name, module_names, site_shapes
 from rota.engine.model.spec import ModelSpec
 from rota.engine.parallel.shard import BY_INPUTS
@@ -196,7 +196,7 @@ def lengths(folder: AdapterFolder, spec: ModelSpec) -> Iterator[str]:
                         )
 
 
-def vectors(folder: AdapterFolder, module: str) -> list[Stored]:
+def vectors(folder: AdapterFolder, module: str) -> list[StoredTensor]:
     """All that a module has besides its factors."""
     factors = folder.factors.get(module)
     found = [folder.biases.get(module)]
@@ -225,7 +225,7 @@ class SlotKind:
     ranks: int = 1  # of tensor parallel: how many share the model
     matrices: int | None = None  # places for an embedding or a head of an adapter's own; None: as many as it needs
     matrix_bytes: int = 0  # of one of these places
-    growth: Growth | None = None  # gives slots the extras that they lack
+    growth: SlotGrowth | None = None  # gives slots the extras that they lack
 
 
 ANY_SLOT = SlotKind()
@@ -380,8 +380,8 @@ class HeaderCheck:
         ranks: int = 1,
         matrices: int = 0,
         matrix_bytes: int = 0,
-        growth: Growth | None = None,
-        ask: Ask = answer,
+        growth: SlotGrowth | None = None,
+        ask: Inquire = answer,
     ) -> None:
         self._ask = ask
         self._spec, self._brought = spec, brought or Brought()

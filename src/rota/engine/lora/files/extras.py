@@ -16,7 +16,7 @@ from rota.engine.lora.base import BaseEnds, BaseMatrices
 from rota.engine.lora.files.filling import FactorCut
 from rota.engine.lora.files.folder import AdapterFolder
 from rota.engine.lora.files.peft_config import EMBEDDING, HEAD
-from rota.engine.lora.files.tensor_file import Stored
+from rota.engine.lora.files.tensor_file import StoredTensor
 from rota.engine.lora.host import EndFactors, StackedSite
 from rota.engine.lora.trims import empty_run, site_trims
 from rota.engine.model.sites import SiteShape, module_name
@@ -93,7 +93,7 @@ class Folding:
         factors = self.folder.factors.get(module_name(layer, part))
         return None if factors is None or factors.magnitude is None else self._read(factors.magnitude, part)
 
-    def _read(self, stored: Stored, part: str) -> Tensor:
+    def _read(self, stored: StoredTensor, part: str) -> Tensor:
         cut, whole = self.cut_of(part), stored.read().float()
         return whole if cut is None else whole[cut.first : cut.end]
 

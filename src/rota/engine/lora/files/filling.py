@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from rota.engine.lora.files.folder import AdapterFolder, Factors
-from rota.engine.lora.files.tensor_file import Read, Run, Stored, TensorFile, runs_of
+from rota.engine.lora.files.tensor_file import Read, StoredTensor, TensorFile, TensorRun, runs_of
 from rota.engine.lora.host import StackedSite, cut_evenly, side_by_side
 from rota.engine.model.sites import SiteShape, module_name
 from rota.engine.parallel.shard import Cut
@@ -72,12 +72,12 @@ class _Scratch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
+class _FillJob:
     """What one thread does: some layers."""
 
-    runs: list[Run]
-    turns: list[_Turn]
-    slow: list[_Place]
+    runs: list[TensorRun]
+    turns: list[_TurnedFactor]
+    slow: list[_SitePart]
     written: list[Tensor]  # what is filled by all that
 
     def run(
@@ -104,23 +104,23 @@ def _job_of(
     cut_of: FactorCut,
     layers: range,
     scratch: _Scratch,
-) -> _Job:
-    reads, turns, slow = list[Read](), list[_Turn](), list[_Place]()
+) -> _FillJob:
+    reads, turns, slow = list[Read](), list[_TurnedFactor](), list[_SitePart]()
     for site, shape in zip(sites, shapes, strict=True):
         columns = torch.split(site.b[layers.start : layers.stop], list(shape.widths), dim=2)
         for number, (part, _) in enumerate(shape.parts):
-            place = _Place(part, layers, site.a[layers.start : layers.stop, number], columns[number])
+            place = _SitePart(part, layers, site.a[layers.start : layers.stop, number], columns[number])
             if turn := place.expect(folder, cut_of, reads, scratch):
                 turns.append(turn)
             else:
                 slow.append(place)
     factors = [factor[layers.start : layers.stop] for site in sites for factor in (site.a, site.b)]
     written = [factor for factor in factors if factor.numel()]
-    return _Job(runs=runs_of(reads, folder.files), turns=turns, slow=slow, written=written)
+    return _FillJob(runs=runs_of(reads, folder.files), turns=turns, slow=slow, written=written)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Turn:
+class _TurnedFactor:
     """B as it is stored, and where it belongs."""
 
     stored: Tensor  # [layers, outputs, rank]
@@ -143,7 +143,7 @@ class _Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _SitePart:
     """One part of a site in some layers."""
 
     part: str
@@ -151,7 +151,9 @@ class _Place:
     a: Tensor  # [layers, rank, inputs]
     b: Tensor  # [layers, rank, outputs]
 
-    def expect(self, folder: AdapterFolder, cut_of: FactorCut, reads: list[Read], scratch: _Scratch) -> _Turn | None:
+    def expect(
+        self, folder: AdapterFolder, cut_of: FactorCut, reads: list[Read], scratch: _Scratch
+    ) -> _TurnedFactor | None:
         """Add the reads of all layers, which are to be made before the turn; None if they must be read one by one."""
         modules = [module_name(layer, self.part) for layer in self.layers]
         found = [folder.factors[module] for module in modules if module in folder.factors]
@@ -163,7 +165,7 @@ class _Place:
         stored = scratch.take(len(modules), self.b.shape[2], rank)
         self._add_reads(found, rank, stored, reads)
         beyond = (self.a[:, rank:], self.b[:, rank:]) if rank < self.a.shape[1] else ()
-        return _Turn(
+        return _TurnedFactor(
             stored=stored,
             place=self.b[:, :rank],
             beyond=beyond,
@@ -195,7 +197,7 @@ class _Place:
             b[:rank] = stored_b.read(cut_of(self.part, "b")).float().mul_(folder.config.scale_of(module)).T
 
 
-def _both(factors: Factors) -> tuple[Stored, Stored]:
+def _both(factors: Factors) -> tuple[StoredTensor, StoredTensor]:
     assert factors.a is not None
     assert factors.b is not None
     return factors.a, factors.b

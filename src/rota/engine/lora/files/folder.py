@@ -20,17 +20,17 @@ from rota.engine.lora.files.outline import (
     LONGEST_HEADERS,
     MOST_FILES,
     OTHER,
-    Ask,
     Files,
     FilesOf,
     Header,
+    Inquire,
     Outline,
     OutlineOf,
     answer,
     answered,
 )
 from rota.engine.lora.files.peft_config import ENDS
-from rota.engine.lora.files.tensor_file import Stored, TensorFile
+from rota.engine.lora.files.tensor_file import StoredTensor, TensorFile
 from rota.engine.model.sites import module_names
 from rota.sources.beneath import Beneath, LeavesError
 
@@ -66,7 +66,7 @@ class FolderFiles:
         path: str | Path,
         adapter_root: str | Path | None = None,
         key_root: str | Path | None = None,
-        ask: Ask = answer,
+        ask: Inquire = answer,
     ) -> None:
         """With a root, relative paths start there, and the folder and its files must lie within it.
 
@@ -223,14 +223,14 @@ def _resolve(path: Path) -> Path:
 class Factors:
     """A module's two factors, and what may come with them; any may be missing from the file."""
 
-    a: Stored | None = None  # [rank, inputs]; an embedding's inputs are tokens
-    b: Stored | None = None  # [outputs, rank]
-    b_bias: Stored | None = None  # [outputs]
-    magnitude: Stored | None = None  # [outputs], of a DoRA
-    base: Stored | None = None  # a copy of the model's own matrix, which PEFT saves of an embedding or a head
+    a: StoredTensor | None = None  # [rank, inputs]; an embedding's inputs are tokens
+    b: StoredTensor | None = None  # [outputs, rank]
+    b_bias: StoredTensor | None = None  # [outputs]
+    magnitude: StoredTensor | None = None  # [outputs], of a DoRA
+    base: StoredTensor | None = None  # a copy of the model's own matrix, which PEFT saves of an embedding or a head
 
     @property
-    def stored(self) -> list[Stored]:
+    def stored(self) -> list[StoredTensor]:
         """What is served of them."""
         return [one for one in (self.a, self.b, self.b_bias, self.magnitude) if one is not None]
 
@@ -248,10 +248,10 @@ class AdapterFolder:
         assert isinstance(outline, Outline), "it is what was asked for"
         self.config = outline.config
         self.factors: dict[str, Factors] = {}
-        self.biases: dict[str, Stored] = {}  # by module: what stands in the place of the model's own bias
-        self.tokens: dict[str, Stored] = {}  # by module: rows of its own for some tokens
-        self.matrices: dict[str, Stored] = {}  # by module: what stands in the place of the model's own matrix
-        self.other_tensors: list[Stored] = []  # tensors of no kind that is served
+        self.biases: dict[str, StoredTensor] = {}  # by module: what stands in the place of the model's own bias
+        self.tokens: dict[str, StoredTensor] = {}  # by module: rows of its own for some tokens
+        self.matrices: dict[str, StoredTensor] = {}  # by module: what stands in the place of the model's own matrix
+        self.other_tensors: list[StoredTensor] = []  # tensors of no kind that is served
         for file, entries in zip(self.files, outline.files, strict=True):
             for entry, stored in zip(entries, file.describe(entries), strict=True):
                 self._take(entry.kind, entry.module, stored)
@@ -263,7 +263,7 @@ class AdapterFolder:
         ends = any(module in self.factors for module in ENDS)
         return not (extras or ends or self.biases or self.tokens or self.matrices or self.other_tensors)
 
-    def _take(self, kind: str, module: str, stored: Stored) -> None:
+    def _take(self, kind: str, module: str, stored: StoredTensor) -> None:
         if kind == "training":
             return
         if kind == OTHER:

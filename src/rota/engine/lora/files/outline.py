@@ -77,7 +77,7 @@ class ExtrasOf(msgspec.Struct, frozen=True, tag=True):
     config: bytes
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True):
+class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
     """A tensor as its header describes it. The kind and the module are found in its name."""
 
     name: str
@@ -93,24 +93,24 @@ class Outline(msgspec.Struct, frozen=True, tag=True):
     """What a folder holds: the tensors of each file."""
 
     config: PeftConfig
-    files: tuple[tuple[Entry, ...], ...]
+    files: tuple[tuple[TensorEntry, ...], ...]
 
 
 class Files(msgspec.Struct, frozen=True, tag=True):
     names: tuple[str, ...]
 
 
-class Extras(msgspec.Struct, frozen=True, tag=True):
+class ExtraEntries(msgspec.Struct, frozen=True, tag=True):
     extra: int
 
 
-class Refusal(msgspec.Struct, frozen=True, tag=True):
+class HeaderRefusal(msgspec.Struct, frozen=True, tag=True):
     """Why the bytes are not those of an adapter."""
 
     reason: str
 
 
-class Ask(Protocol):
+class Inquire(Protocol):
     """Has a question answered, here or in another process."""
 
     def __call__(self, question: bytes, key: str = "") -> bytes:
@@ -119,7 +119,7 @@ class Ask(Protocol):
 
 
 Question = OutlineOf | FilesOf | ExtrasOf
-Answer = Outline | Files | Extras | Refusal
+Answer = Outline | Files | ExtraEntries | HeaderRefusal
 
 
 def answer(question: bytes, key: str = "") -> bytes:  # noqa: ARG001
@@ -129,13 +129,13 @@ def answer(question: bytes, key: str = "") -> bytes:  # noqa: ARG001
     except (ModelError, re.error, RecursionError, OverflowError, ValueError, TypeError) as error:
         # Names may hold halves of characters, which no text that leaves here can have.
         reason = _shortened(str(error)).encode("utf-8", "backslashreplace").decode()
-        return msgspec.msgpack.encode(Refusal(reason))
+        return msgspec.msgpack.encode(HeaderRefusal(reason))
 
 
-def answered(ask: Ask, question: Question) -> Answer:
+def answered(ask: Inquire, question: Question) -> Answer:
     """Raises AdapterError for what is not an adapter's."""
     found = msgspec.msgpack.decode(ask(msgspec.msgpack.encode(question)), type=Answer)
-    if isinstance(found, Refusal):
+    if isinstance(found, HeaderRefusal):
         raise AdapterError(found.reason)
     return found
 
@@ -149,7 +149,7 @@ def _found(question: Question) -> Answer:
             names = map(str, index.section("weight_map").values())
             return Files(tuple(sorted({os.path.normpath(name) if name else name for name in names})))
         case ExtrasOf():
-            return Extras(extras_in(ConfigFile(Path(), parsed("", question.config))).value)
+            return ExtraEntries(extras_in(ConfigFile(Path(), parsed("", question.config))).value)
 
 
 def _outline(question: OutlineOf) -> Outline:
@@ -181,7 +181,7 @@ def _config_in(place: str, metadata: list[Any]) -> bytes:
     )
 
 
-def _entry(place: str, name: str, fields: Any) -> Entry:
+def _entry(place: str, name: str, fields: Any) -> TensorEntry:
     try:
         dtype, shape, (start, end) = fields["dtype"], fields["shape"], fields["data_offsets"]
         numbers = [*shape, start, end]
@@ -193,8 +193,8 @@ def _entry(place: str, name: str, fields: Any) -> Entry:
         raise _corrupt(place, f"the tensor '{name}' has {len(shape)} dimensions")
     for kind, pattern in KINDS.items():
         if found := pattern.fullmatch(name):
-            return Entry(name, kind, found["module"].removesuffix(".base_layer"), dtype, tuple(shape), start, end)
-    return Entry(name, OTHER, "", dtype, tuple(shape), start, end)
+            return TensorEntry(name, kind, found["module"].removesuffix(".base_layer"), dtype, tuple(shape), start, end)
+    return TensorEntry(name, OTHER, "", dtype, tuple(shape), start, end)
 
 
 def parsed(place: str, content: bytes) -> dict[str, Any]:

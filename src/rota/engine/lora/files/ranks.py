@@ -15,7 +15,7 @@ from rota.core.adapter import Extra
 from rota.core.errors import AdapterError, ModelError
 from rota.core.lora_paths import LoraPath
 from rota.engine.lora.files.brought import Brought
-from rota.engine.lora.files.outline import LONGEST_CONFIG, Ask, Extras, ExtrasOf, answer, answered, parsed
+from rota.engine.lora.files.outline import LONGEST_CONFIG, ExtraEntries, ExtrasOf, Inquire, answer, answered, parsed
 from rota.engine.lora.files.peft_config import EMBEDDING, HEAD, extras_in, read_own_modules, read_own_tokens
 from rota.engine.model.config_file import ConfigFile
 
@@ -57,7 +57,7 @@ class Needs(NamedTuple):
     matrices: int = 0  # an embedding or a head of its own
 
 
-def needs_of(entries: Iterable[LoraPath], brought: Brought, ask: Ask = answer) -> list[Needs]:
+def needs_of(entries: Iterable[LoraPath], brought: Brought, ask: Inquire = answer) -> list[Needs]:
     """What each of these adapters needs. Blocks on the disk, and on sources; patterns are matched by `ask`.
 
     A folder that cannot be read here counts as one of unknown rank without extras: if it is bad, the engine refuses it
@@ -72,11 +72,13 @@ def needs_of(entries: Iterable[LoraPath], brought: Brought, ask: Ask = answer) -
         return [needs for row in pool.map(needs_of_row, rows) for needs in row]
 
 
-def _needs_of_row(brought: Brought, ask: Ask, known: dict[bytes, Needs], entries: Sequence[LoraPath]) -> list[Needs]:
+def _needs_of_row(
+    brought: Brought, ask: Inquire, known: dict[bytes, Needs], entries: Sequence[LoraPath]
+) -> list[Needs]:
     return [_needs_of(brought, ask, known, entry) for entry in entries]
 
 
-def _needs_of(brought: Brought, ask: Ask, known: dict[bytes, Needs], entry: LoraPath) -> Needs:
+def _needs_of(brought: Brought, ask: Inquire, known: dict[bytes, Needs], entry: LoraPath) -> Needs:
     """All from one look: each look at a source takes as long as its answers. Adapters of one recipe have one config."""
     with suppress(AdapterError, OSError, ValueError, RuntimeError), brought.outline(entry) as place:
         content = _content(os.path.join(place.root or ".", place.path, CONFIG))
@@ -99,19 +101,19 @@ def _content(path: str) -> bytes:
     return content if len(content) <= LONGEST_CONFIG else b""
 
 
-def _needs_in(content: bytes, ask: Ask) -> Needs:
+def _needs_in(content: bytes, ask: Inquire) -> Needs:
     with suppress(ModelError):
         config = ConfigFile(Path(CONFIG), parsed(CONFIG, content))
         return Needs(_rank_in(config) or UNKNOWN_RANK, _extras_of(config, content, ask), _matrices_of(config))
     return Needs()
 
 
-def _extras_of(config: ConfigFile, content: bytes, ask: Ask) -> Extra:
+def _extras_of(config: ConfigFile, content: bytes, ask: Inquire) -> Extra:
     with suppress(ModelError):
         if isinstance(config.get("target_modules"), str):
             # A pattern, which may be a tenant's. What is no expression, the check of the whole config refuses.
             found = answered(ask, ExtrasOf(content))
-            return Extra(found.extra) if isinstance(found, Extras) else Extra.NONE
+            return Extra(found.extra) if isinstance(found, ExtraEntries) else Extra.NONE
         return extras_in(config)
     return Extra.NONE
 

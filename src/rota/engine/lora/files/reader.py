@@ -20,17 +20,17 @@ CLOSING_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedAdapter:
     """Stands for an adapter that could not be read: the reason only, since an exception would keep the weights."""
 
     reason: str
 
 
-Copy = HostAdapter | Refused
+Copy = HostAdapter | RefusedAdapter
 
 
 @dataclass(slots=True)
-class _Job:
+class _ReadJob:
     adapter: Adapter
     copy: Future[Copy] = field(default_factory=Future)
     thread: threading.Thread | None = None  # that reads it
@@ -50,7 +50,7 @@ class AdapterReader:
         self._read = read
         self._prepare = prepare
         self._timeout_s = timeout_s
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._jobs: SimpleQueue[_ReadJob | None] = SimpleQueue()
         self._is_closing = False
         # Either the reading thread or the timer ends a job, never both.
         self._ending = threading.Lock()
@@ -58,7 +58,7 @@ class AdapterReader:
 
     def submit(self, adapter: Adapter) -> Future[Copy]:
         """Queue the adapter to be read; does not wait."""
-        job = _Job(adapter)
+        job = _ReadJob(adapter)
         self._jobs.put(job)
         return job.copy
 
@@ -94,21 +94,21 @@ class AdapterReader:
 
     def _fetch(self, adapter: Adapter) -> Copy:
         if self._is_closing:
-            return Refused(f"Adapter '{adapter.name}' was not read: the engine is stopping.")
+            return RefusedAdapter(f"Adapter '{adapter.name}' was not read: the engine is stopping.")
         try:
             return self._read(adapter)
         except Exception as error:  # the border of a thread: any failure is this adapter's, not the reader's
-            return Refused(reason_for(adapter, error))
+            return RefusedAdapter(reason_for(adapter, error))
 
-    def _give_up(self, job: _Job) -> None:
+    def _give_up(self, job: _ReadJob) -> None:
         name, path = job.adapter.name, job.adapter.path
         reason = f"Adapter '{name}' could not be read from {path} within {self._timeout_s:g} seconds."
-        if self._end(job, Refused(reason)):
+        if self._end(job, RefusedAdapter(reason)):
             assert job.thread is not None, "the clock starts with the read"
             self._threads.discard(job.thread)
             self._threads.add(self._start_thread())
 
-    def _end(self, job: _Job, copy: Copy) -> bool:
+    def _end(self, job: _ReadJob, copy: Copy) -> bool:
         """Give a job its result; false if the job already has one."""
         with self._ending:
             if job.copy.done():

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rota.core.errors import AdapterError
-from rota.engine.lora.files.outline import LONGEST_HEADER, Entry
+from rota.engine.lora.files.outline import LONGEST_HEADER, TensorEntry
 from rota.engine.parallel.shard import Cut
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -32,7 +32,7 @@ Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredTensor:
     """One tensor in the header; its bytes are [start, end) of the file."""
 
     file: TensorFile
@@ -50,7 +50,7 @@ class Stored:
 class Read(NamedTuple):
     """A stored tensor, and where its bytes shall be: as many, and without gaps."""
 
-    stored: Stored
+    stored: StoredTensor
     target: Bytes
 
 
@@ -60,7 +60,7 @@ class TensorFile:
     def __init__(self, descriptor: int, path: Path) -> None:
         """The descriptor is the file's from now on. It lies at `path`, or did so when it was opened."""
         self.path = path
-        self.tensors: dict[str, Stored] = {}  # by name, once the header was understood
+        self.tensors: dict[str, StoredTensor] = {}  # by name, once the header was understood
         self._digests: dict[tuple[int, ...], bytes] = {}  # by the stretch that was read
         self._file: BinaryIO = os.fdopen(descriptor, "rb")
         try:
@@ -71,7 +71,7 @@ class TensorFile:
             self.close()
             raise
 
-    def describe(self, entries: Iterable[Entry]) -> Iterable[Stored]:
+    def describe(self, entries: Iterable[TensorEntry]) -> Iterable[StoredTensor]:
         """The tensors that the header has, once it was understood. Raises AdapterError if one is not in the file."""
         self.tensors = {entry.name: self._stored(entry) for entry in entries}
         in_order = sorted(self.tensors.values(), key=lambda stored: (stored.start, stored.end))
@@ -109,7 +109,7 @@ class TensorFile:
     def close(self) -> None:
         self._file.close()
 
-    def read(self, stored: Stored, cut: Cut | None = None) -> Tensor:
+    def read(self, stored: StoredTensor, cut: Cut | None = None) -> Tensor:
         """Reads no more than the stretch: rows at once, columns row by row."""
         if cut is None:
             tensor = torch.empty(stored.shape, dtype=stored.dtype)
@@ -127,7 +127,7 @@ class TensorFile:
         self._digest(tensor.view(-1).view(torch.uint8).numpy(), stored.start, cut.axis, cut.first, cut.end)
         return tensor
 
-    def _fill(self, stored: Stored, target: Tensor, first: int) -> None:
+    def _fill(self, stored: StoredTensor, target: Tensor, first: int) -> None:
         """Read the numbers of a stored tensor from `first` on."""
         raw = target.view(-1).view(torch.uint8).numpy()
         self._read(stored.start + first * stored.dtype.itemsize, [raw])
@@ -168,7 +168,7 @@ class TensorFile:
             raise self._corrupt(f"it has {self.size} bytes and no whole header")
         return header
 
-    def _stored(self, entry: Entry) -> Stored:
+    def _stored(self, entry: TensorEntry) -> StoredTensor:
         if entry.dtype not in DTYPES:
             raise AdapterError(
                 f"{self.path}: the tensor '{entry.name}' is stored as {entry.dtype}; Rota reads {', '.join(DTYPES)}."
@@ -181,28 +181,28 @@ class TensorFile:
             )
         if end > self.size:
             raise self._corrupt(f"it ends at byte {self.size}, the tensor '{entry.name}' at {end}")
-        return Stored(self, entry.name, dtype, entry.shape, start, end)
+        return StoredTensor(self, entry.name, dtype, entry.shape, start, end)
 
     def _corrupt(self, why: str) -> AdapterError:
         return AdapterError(f"{self.path} is truncated or corrupt: {why}; copy the file again.")
 
 
-class Run(NamedTuple):
+class TensorRun(NamedTuple):
     """Tensors that lie in one file, one behind the other."""
 
     file: int  # its number among the files of a folder
     reads: tuple[Read, ...]
 
 
-def runs_of(reads: Iterable[Read], files: Sequence[TensorFile]) -> list[Run]:
+def runs_of(reads: Iterable[Read], files: Sequence[TensorFile]) -> list[TensorRun]:
     """The reads in few runs: what lies side by side in a file is read in one call."""
     numbers = {file: number for number, file in enumerate(files)}
     in_order = sorted(reads, key=lambda read: (numbers[read.stored.file], read.stored.start))
-    runs = list[Run]()
+    runs = list[TensorRun]()
     for file, group in groupby(in_order, key=lambda read: read.stored.file):
         members = list(group)
         borders = [at for at, (one, other) in enumerate(pairwise(members), 1) if one.stored.end != other.stored.start]
-        runs += [Run(numbers[file], tuple(members[at:end])) for at, end in pairwise([0, *borders, len(members)])]
+        runs += [TensorRun(numbers[file], tuple(members[at:end])) for at, end in pairwise([0, *borders, len(members)])]
     return runs
 
 

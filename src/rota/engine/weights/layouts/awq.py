@@ -14,9 +14,9 @@ from rota.engine.quantised.codes import Codes
 from rota.engine.weights.layouts.layout import (
     INTEGERS,
     PLAIN,
+    MatrixWindow,
     Rule,
     Tensors,
-    Window,
     all_but,
     only,
     read_bits,
@@ -47,7 +47,7 @@ class AwqLayout:
             Rule(suffix=SCALES, kinds=PLAIN, shapes=((groups, outputs),)),
         )
 
-    def read(self, tensors: Tensors, window: Window) -> Codes:
+    def read(self, tensors: Tensors, window: MatrixWindow) -> Codes:
         size = self.group_size or window.inputs.end
         held, words = window.inputs.held_by(size), window.outputs.held_by(IN_WORD)
 

@@ -15,10 +15,10 @@ from rota.engine.quantised.codes import Scaled
 from rota.engine.weights.layouts.layout import (
     PLAIN,
     Layout,
+    MatrixWindow,
     Rule,
     Stretch,
     Tensors,
-    Window,
     all_but,
     only,
     read_modules,
@@ -50,7 +50,7 @@ class Float8Layout:
         )
         return (*rules, input_rule()) if self.has_input_scale else rules
 
-    def read(self, tensors: Tensors, window: Window) -> Scaled:
+    def read(self, tensors: Tensors, window: MatrixWindow) -> Scaled:
         if self.has_input_scale:
             tensors.scale(INPUT_SCALE, is_positive=True)
         codes = tensors.read(WEIGHT, window.outputs, window.inputs)
@@ -68,7 +68,7 @@ def input_rule() -> Rule:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Blocks:
+class BlockScaled:
     """weight = code * scale; no product has scales for blocks, so a maker rounds the matrix again."""
 
     codes: Tensor  # [outputs, inputs] float8_e4m3fn
@@ -97,13 +97,13 @@ class BlockLayout:
             Rule(suffix=self.scale, kinds=PLAIN, shapes=(blocks,)),
         )
 
-    def read(self, tensors: Tensors, window: Window) -> Blocks:
+    def read(self, tensors: Tensors, window: MatrixWindow) -> BlockScaled:
         codes = tensors.read(WEIGHT, window.outputs, window.inputs)
         height, width = self.block
         held = (window.outputs.held_by(height), window.inputs.held_by(width))
         scales = tensors.scale(self.scale, *held, is_positive=True)
         rows = _repeated(scales, 0, height, window.outputs)
-        return Blocks(codes, _repeated(rows, 1, width, window.inputs))
+        return BlockScaled(codes, _repeated(rows, 1, width, window.inputs))
 
 
 def _repeated(scales: Tensor, axis: int, size: int, stretch: Stretch) -> Tensor:

@@ -13,10 +13,10 @@ from rota.engine.quantised.codes import Codes
 from rota.engine.weights.layouts.layout import (
     INTEGERS,
     PLAIN,
+    MatrixWindow,
     Rule,
     Stretch,
     Tensors,
-    Window,
     all_but,
     only,
     read_bits,
@@ -47,7 +47,7 @@ class GptqLayout:
             Rule(suffix=ORDER, kinds=INTEGERS, shapes=((inputs,),)),
         )
 
-    def read(self, tensors: Tensors, window: Window) -> Codes:
+    def read(self, tensors: Tensors, window: MatrixWindow) -> Codes:
         count = tensors.shape(SCALES)[0]
         groups, held = _kept(order_of(tensors, ORDER, window.inputs, count))
         words = tensors.read(WEIGHT, window.inputs.held_by(IN_WORD), window.outputs)
@@ -59,7 +59,7 @@ class GptqLayout:
             groups=groups,
         )
 
-    def _zeros(self, tensors: Tensors, window: Window, held: Stretch) -> Tensor:
+    def _zeros(self, tensors: Tensors, window: MatrixWindow, held: Stretch) -> Tensor:
         words = tensors.read(ZEROS, held, window.outputs.held_by(IN_WORD))
         zeros = window.outputs.within(unpacked(words, 1), 1, IN_WORD)
         # AutoGPTQ adds the 1 in four bits, so a stored 15 is a zero of 0.

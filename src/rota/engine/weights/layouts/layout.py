@@ -12,7 +12,7 @@ from torch import Tensor
 from rota.core.errors import ModelError
 from rota.engine.model.config_file import ConfigFile
 from rota.engine.parallel.shard import Cut
-from rota.engine.quantised.maker import Stored
+from rota.engine.quantised.maker import StoredMatrix
 
 # In safetensors' words.
 INTEGERS = ("I32",)
@@ -48,20 +48,20 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class MatrixWindow:
     """The part of a matrix that a rank holds."""
 
     outputs: Stretch
     inputs: Stretch
 
 
-def window_of(cut: Cut | None, outputs: int, inputs: int) -> Window:
+def window_of(cut: Cut | None, outputs: int, inputs: int) -> MatrixWindow:
     """What a cut leaves of a matrix of these sizes."""
     rows, columns = Stretch(0, outputs), Stretch(0, inputs)
     if cut is None:
-        return Window(rows, columns)
+        return MatrixWindow(rows, columns)
     stretch = Stretch(cut.first, cut.end)
-    return Window(stretch, columns) if cut.axis == 0 else Window(rows, stretch)
+    return MatrixWindow(stretch, columns) if cut.axis == 0 else MatrixWindow(rows, stretch)
 
 
 class Tensors(Protocol):
@@ -109,7 +109,7 @@ class Layout(Protocol):
         """The tensors of a whole matrix."""
         ...
 
-    def read(self, tensors: Tensors, window: Window) -> Stored:
+    def read(self, tensors: Tensors, window: MatrixWindow) -> StoredMatrix:
         """A window of a matrix whose tensors have been checked."""
         ...
 

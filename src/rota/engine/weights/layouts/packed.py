@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rota.engine.quantised.codes import Codes
-from rota.engine.weights.layouts.layout import INTEGERS, PLAIN, Rule, Stretch, Tensors, Window
+from rota.engine.weights.layouts.layout import INTEGERS, PLAIN, MatrixWindow, Rule, Stretch, Tensors
 
 # ── nibbles ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 # Nibbles are codes of four bits, eight in a word of 32.
@@ -63,7 +63,7 @@ class PackedLayout:
             rules.append(Rule(suffix=ORDER, kinds=INTEGERS, shapes=((inputs,),)))
         return tuple(rules)
 
-    def read(self, tensors: Tensors, window: Window) -> Codes:
+    def read(self, tensors: Tensors, window: MatrixWindow) -> Codes:
         shape = tensors.read(SHAPE).tolist()
         outputs, width = tensors.shape(PACKED)
         if shape[0] != outputs or -(-shape[1] // IN_WORD) != width:
@@ -74,14 +74,14 @@ class PackedLayout:
         scales = tensors.scale(SCALE, window.outputs, held)
         return Codes(codes=codes, scales=scales, zeros=self._zeros(tensors, window, held, scales), groups=groups)
 
-    def _groups(self, tensors: Tensors, window: Window, device: torch.device) -> tuple[Tensor, Stretch]:
+    def _groups(self, tensors: Tensors, window: MatrixWindow, device: torch.device) -> tuple[Tensor, Stretch]:
         count = tensors.shape(SCALE)[1]
         if self.has_order:
             return order_of(tensors, ORDER, window.inputs, count), Stretch(0, count)
         size = self.group_size or window.inputs.end
         return groups_of(window.inputs.first, window.inputs.end, size, device), window.inputs.held_by(size)
 
-    def _zeros(self, tensors: Tensors, window: Window, held: Stretch, scales: Tensor) -> Tensor:
+    def _zeros(self, tensors: Tensors, window: MatrixWindow, held: Stretch, scales: Tensor) -> Tensor:
         if self.is_symmetric:
             return torch.full_like(scales, MIDDLE)
         words = tensors.read(ZERO, window.outputs.held_by(IN_WORD), held)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rota.core.errors import ModelError
 from rota.engine.parallel.shard import Cut
-from rota.engine.weights.reads.ring import Copier, Piece, Place, Ring, RingSetup, cut_into_runs
+from rota.engine.weights.reads.ring import Copier, FileRange, Ring, RingPiece, RingSetup, cut_into_runs
 
 
 class Copies(Protocol):
@@ -33,7 +33,7 @@ class ParallelReads:
 
     def __init__(
         self,
-        places: Mapping[str, Place],
+        places: Mapping[str, FileRange],
         copier: Copier,
         setup: RingSetup,
         elsewhere: Copies,
@@ -46,7 +46,7 @@ class ParallelReads:
         self._coming = deque(places)
         # The run that is being copied: its buffer, and the pieces that are left.
         self._buffer: Tensor | None = None
-        self._pieces: deque[Piece] = deque()
+        self._pieces: deque[RingPiece] = deque()
 
     def __enter__(self) -> Self:
         with self._stack:

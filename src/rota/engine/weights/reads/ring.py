@@ -27,7 +27,7 @@ DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class FileRange:
     """The bytes [start, end) of a file, and what numbers they are."""
 
     path: Path
@@ -39,13 +39,13 @@ class Place:
     def numbers(self) -> int:
         return (self.end - self.start) // self.dtype.itemsize
 
-    def rows(self, cut: Cut) -> Place:
+    def rows(self, cut: Cut) -> FileRange:
         """Where some of the tensor's rows lie."""
         row_bytes = (self.end - self.start) // cut.of
         return replace(self, start=self.start + cut.first * row_bytes, end=self.start + cut.end * row_bytes)
 
 
-def read_places(path: Path) -> dict[str, Place]:
+def read_places(path: Path) -> dict[str, FileRange]:
     """By name, from the header of a file that the library has checked; tensors of other kinds are left out."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -54,7 +54,7 @@ def read_places(path: Path) -> dict[str, Place]:
     for name, entry in header.items():
         if entry.get("dtype") in DTYPES:
             start, end = (8 + length + offset for offset in entry["data_offsets"])
-            places[name] = Place(path=path, start=start, end=end, dtype=DTYPES[entry["dtype"]])
+            places[name] = FileRange(path=path, start=start, end=end, dtype=DTYPES[entry["dtype"]])
     return places
 
 
@@ -66,7 +66,7 @@ ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class RingPiece:
     """A tensor's bytes in a buffer: [at, at + size) of it, which are [start, start + size) of the file."""
 
     name: str
@@ -76,13 +76,13 @@ class Piece:
     at: int
 
 
-Run = tuple[Piece, ...]
+Run = tuple[RingPiece, ...]
 
 
-def cut_into_runs(places: Mapping[str, Place], buffer_bytes: int) -> list[Run]:
+def cut_into_runs(places: Mapping[str, FileRange], buffer_bytes: int) -> list[Run]:
     """The tensors in their order; only what does not fit into the rest of a buffer is cut."""
     assert buffer_bytes % ALIGNMENT == 0, "a cut would fall into a number"
-    runs: list[list[Piece]] = []
+    runs: list[list[RingPiece]] = []
     at = buffer_bytes
     for name, place in places.items():
         start = place.start
@@ -91,7 +91,7 @@ def cut_into_runs(places: Mapping[str, Place], buffer_bytes: int) -> list[Run]:
                 runs.append([])
                 at = 0
             size = min(place.end - start, buffer_bytes - at)
-            runs[-1].append(Piece(name=name, path=place.path, start=start, size=size, at=at))
+            runs[-1].append(RingPiece(name=name, path=place.path, start=start, size=size, at=at))
             start += size
             at += -(-size // ALIGNMENT) * ALIGNMENT
     return [tuple(run) for run in runs]
@@ -268,7 +268,7 @@ class Ring:
                     )
                 at += count
 
-    def _read_some(self, piece: Piece, target: memoryview, start: int) -> int:
+    def _read_some(self, piece: RingPiece, target: memoryview, start: int) -> int:
         try:
             return self._setup.read(self._files[piece.path], [target], start)
         except OSError as error:
