@@ -3,8 +3,8 @@
     python benchmarks/adapter_reads.py [--shape llama-8b] [--threads 1 2 8] [--rounds 8] [--output FILE]
 
 Files are in bfloat16 or in float32, of rank 16 and above a model in bfloat16, and lie in the page cache. Host memory is
-plain, and used again as torch uses pinned memory again: so no GPU is needed, and a copy from a mould to pinned memory
-is left out. Each figure is the median of some rounds; the processors' milliseconds are those of all threads.
+plain, and used again as torch uses pinned memory again: so no GPU is needed, and a copy from a load template to pinned
+memory is left out. Each figure is the median of some rounds. The processors' milliseconds are those of all threads.
 """
 
 from __future__ import annotations

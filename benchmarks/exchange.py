@@ -27,7 +27,7 @@ PASSES = 4000
 ROUNDS = 2000
 BOARD_RANKS = 8
 GATHERED = (2, 4)
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 Figures = dict[str, float]
 
@@ -86,7 +86,7 @@ def deciding(folder: Path) -> Figures:
 
 def gather(folder: str, rank: int, ranks: int, results: Queue[list[float]]) -> None:
     """One rank's rounds, one after the other: between them no rank does anything else."""
-    exchange, ends_at = AllGather(Path(folder), rank), time.monotonic() + PATIENCE_S
+    exchange, ends_at = AllGather(Path(folder), rank), time.monotonic() + TIMEOUT_S
     while len(exchange.share(report(admissible=3))) < ranks and time.monotonic() < ends_at:
         time.sleep(0.001)  # between two looks whether all have come
     taken = []
@@ -109,7 +109,7 @@ def all_gather(folder: Path, ranks: int) -> Figures:
     processes = [context.Process(target=gather, args=one, daemon=True) for one in arguments]
     for process in processes:
         process.start()
-    taken = [seconds for _ in processes for seconds in results.get(timeout=2 * PATIENCE_S)]
+    taken = [seconds for _ in processes for seconds in results.get(timeout=2 * TIMEOUT_S)]
     for process in processes:
         process.join()
     return figures(taken)

@@ -36,8 +36,8 @@ from rota.engine.families.table import make_model, read_spec
 from rota.engine.layer_cache import LayerCache
 from rota.engine.lora.bank import Bank
 from rota.engine.lora.batch import make_batch
-from rota.engine.lora.layout import annex_rows
-from rota.engine.lora.open_product import OpenProduct, Output
+from rota.engine.lora.deferred import DeferredLora, Output
+from rota.engine.lora.layout import fused_rows
 from rota.engine.lora.triton_ops import expand, shrink, split_widened, tuning_for
 from rota.engine.model.linear import Projection
 from rota.engine.model.protocol import Model
@@ -137,12 +137,12 @@ class ShapedOperations:
         return self._plain.rms_norm(x, weight, epsilon)
 
     def add_rms_norm(self, x: Output, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-        if isinstance(x, OpenProduct):
+        if isinstance(x, DeferredLora):
             return with_adapters.add_rms_norm(x, residual, weight, epsilon, self._shapes)
         return self._plain.add_rms_norm(x, residual, weight, epsilon)
 
     def silu_multiply(self, gate_up: Output) -> Tensor:
-        if isinstance(gate_up, OpenProduct):
+        if isinstance(gate_up, DeferredLora):
             return with_adapters.silu_multiply(gate_up, self._shapes)
         return self._plain.silu_multiply(gate_up)
 
@@ -154,7 +154,7 @@ class ShapedOperations:
         cache: LayerCache,
         norms: tuple[Tensor, Tensor, float] | None,
     ) -> Tensor:
-        if isinstance(qkv, OpenProduct):
+        if isinstance(qkv, DeferredLora):
             return with_adapters.rotate_and_store(qkv, rotary, step, cache, norms, self._shapes)
         return self._plain.rotate_and_store(qkv, rotary, step, cache, norms)
 
@@ -164,10 +164,10 @@ class Layers:
 
     def __init__(self, spec: ModelSpec, batch: Batch, rows: int, dtype: torch.dtype, device: str) -> None:
         self.spec, self.slots, self.device = spec, batch.slots, torch.device(device)
-        annex = annex_rows(spec, () if batch.in_eight_bits else SITES, batch.slots, RANK)
+        fused = fused_rows(spec, () if batch.in_eight_bits else SITES, batch.slots, RANK)
         maker = EightBitFloats() if batch.in_eight_bits else None
-        self._weights = dummy_weights(spec, self.device, dtype, annex=annex, maker=maker)
-        bank = Bank(spec, batch.slots, RANK, dtype, self.device, self._weights.annexes)
+        self._weights = dummy_weights(spec, self.device, dtype, fused=fused, maker=maker)
+        bank = Bank(spec, batch.slots, RANK, dtype, self.device, self._weights.fused_lora_a)
         self._factors = [{site: bank.factors(layer, site) for site in SITES} for layer in range(spec.layers)]
         for factors in (one for sites in self._factors for one in sites.values()):
             factors.a.normal_(0.0, factors.shape.inputs**-0.5)
@@ -193,7 +193,7 @@ class Layers:
         def add(*arguments: Any) -> None:
             expand(*arguments, tuning=tuning)
 
-        return OpenProduct(y=y, shrunk=shrunk, factors=factors, batch=batch, add=add)
+        return DeferredLora(y=y, shrunk=shrunk, factors=factors, batch=batch, add=add)
 
     def step(self, token_slots: Sequence[int] | None, rows: int) -> DeviceStep:
         """Rows dealt round to slots; None: the base model's."""

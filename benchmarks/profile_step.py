@@ -34,7 +34,7 @@ from h200.watch import SETTLING, Clocked, Marked, Watch
 from rota.core.adapter import Adapter
 from rota.core.config import CacheConfig, EngineConfig, LoraConfig, ModelConfig, SchedulerConfig
 from rota.core.ids import BASE, AdapterId
-from rota.engine import chain
+from rota.engine import programmatic_launch
 from rota.engine.engine import Engine
 
 # Sequences that run, at least.
@@ -166,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="write profile.json and profile.md here")
     given = parser.parse_args(arguments)
     shape = SHAPES[given.shape]
-    chain.IS_CHAINED = not given.unchained
+    programmatic_launch.IS_PROGRAMMATIC = not given.unchained
     with tempfile.TemporaryDirectory() as scratch:
         wanted = cases(given.prefill, given.batches, shape, given.adapters)
         results = measure_all(Path(scratch), shape, wanted, given.steps, KINDS[given.kind])

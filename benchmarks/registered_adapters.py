@@ -50,7 +50,7 @@ from rota.server.adapters.listing import History
 from rota.server.adapters.manager import AdapterManager
 
 FEW = 10
-PATIENCE_S = 300.0
+TIMEOUT_S = 300.0
 # Until what is read idly is read, though other work delays it.
 SETTLING_S = 5.0
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -246,7 +246,7 @@ def serving(config: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
             raise SystemExit("The server ended before it served.")
         finally:
             process.terminate()
-            process.wait(PATIENCE_S)
+            process.wait(TIMEOUT_S)
 
 
 def ask(url: str) -> None:

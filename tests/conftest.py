@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 # A machine that runs only some tests may lack Hypothesis and, with `-o required_plugins=`, pytest-timeout.
 with suppress(ImportError):
@@ -35,7 +35,7 @@ with suppress(ImportError):
 with suppress(ImportError):
     from httpx._config import DEFAULT_TIMEOUT_CONFIG as PATIENCE
 
-    PATIENCE.connect = PATIENCE.read = PATIENCE.write = PATIENCE.pool = PATIENCE_S
+    PATIENCE.connect = PATIENCE.read = PATIENCE.write = PATIENCE.pool = TIMEOUT_S
 
 # By the clock a test may take so many times its limit. Only one that hangs does, also beside a load of eight.
 WALL_TIMES = 4

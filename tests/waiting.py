@@ -10,10 +10,10 @@ from tests.processes import Program
 
 # For whatever must come: only a test that fails waits so long. It is less than a test may take by the clock, so
 # that the test itself says what has not come.
-PATIENCE_S = 900.0
+TIMEOUT_S = 900.0
 
 
-def until(is_so: Callable[[], bool], within_s: float = PATIENCE_S) -> bool:
+def until(is_so: Callable[[], bool], within_s: float = TIMEOUT_S) -> bool:
     """Whether something comes true in time."""
     ends_at = time.monotonic() + within_s
     while not is_so():
@@ -28,7 +28,7 @@ def hang() -> None:
     threading.Event().wait()
 
 
-def line_of(process: Program, beginning: str = "", within_s: float = PATIENCE_S) -> str:
+def line_of(process: Program, beginning: str = "", within_s: float = TIMEOUT_S) -> str:
     """The next line a process says, or the next that begins so; one that does not say it in time is killed."""
     assert process.stdout is not None
     timer = threading.Timer(within_s, process.kill)

@@ -106,13 +106,13 @@ class WatchedWorld:
 
     def _look_around(self, until: float) -> None:
         """Nothing is in flight, and nothing will be for a while."""
-        scheduler, books = self._scheduler, self._scheduler._books
-        if books.paused_at is not None:
+        scheduler, state = self._scheduler, self._scheduler._state
+        if state.paused_at is not None:
             return
         waits = f"the loop sleeps until {until} while {scheduler.refusals()} wait"
-        idle = [one.request_id for group in books.open_groups for one in group.decoding if one.planned < one.limit - 1]
+        idle = [one.request_id for group in state.open_groups for one in group.decoding if one.planned < one.limit - 1]
         assert not idle, f"{waits}, and {idle} hold a row and a slot and are not in a step"
-        is_under_way = books.slots.on_their_way or any(map(books.hosts.is_fetching, books.groups))
+        is_under_way = state.slots.on_their_way or any(map(state.hosts.is_fetching, state.groups))
         assert is_under_way or until < math.inf, f"{waits}, and nothing that they wait for is under way"
         plan = scheduler.plan(self.now())
         # Beside reads that are under way, policies may want others: they look again after some passes.

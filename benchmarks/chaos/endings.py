@@ -102,7 +102,7 @@ def _of_stream(payloads: list[bytes], form: Form, choices: int) -> Ending:
     if any(not isinstance(event, dict) for event in events):
         return _broken("an event of a stream is not an object")
     errors = [event for event in events if "error" in event]
-    ends, problem = _ends(events, form)
+    ends, problem = _embed_head(events, form)
     if problem:
         return _broken(problem)
     if errors:
@@ -114,7 +114,7 @@ def _of_stream(payloads: list[bytes], form: Form, choices: int) -> Ending:
     return _finished(list(ends.values()))
 
 
-def _ends(events: list[Json], form: Form) -> tuple[dict[int, str], str]:
+def _embed_head(events: list[Json], form: Form) -> tuple[dict[int, str], str]:
     """The reason of every choice that ended, and what is wrong with it."""
     ends: dict[int, str] = {}
     for event in events:

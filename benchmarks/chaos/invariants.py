@@ -14,7 +14,7 @@ from .site import ADAPTERS
 from .stage import Stage
 
 # How long what a fault left behind may take to go.
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 _LOOK_S = 0.2
 # asyncio's pool of worker threads grows to its size and stays; libraries open a file or two at their first use.
 MORE_THREADS, MORE_FILES = 40, 6
@@ -60,15 +60,15 @@ class Invariants:
     samples: list[Sample] = field(default_factory=list)
 
     async def check(self) -> None:
-        """Look until all invariants hold; write down those that do not within `PATIENCE_S`."""
-        ends_at = time.monotonic() + PATIENCE_S
+        """Look until all invariants hold; write down those that do not within `TIMEOUT_S`."""
+        ends_at = time.monotonic() + TIMEOUT_S
         while True:
             problems = await self._problems()
             if not problems or time.monotonic() > ends_at:
                 break
             await asyncio.sleep(_LOOK_S)  # between two looks
         for problem in problems:
-            self.stage.ledger.violate(f"idle, {PATIENCE_S:g} seconds after the last request: {problem}")
+            self.stage.ledger.violate(f"idle, {TIMEOUT_S:g} seconds after the last request: {problem}")
         for folder in self.stage.site.left_over():
             shutil.rmtree(folder)  # it is told once
         await self._check_users()

@@ -24,7 +24,7 @@ class Beside:
     def __init__(self, build_device: BuildDevice, config: EngineConfig) -> None:
         self._what = (build_device, config)
         self.exitcode: int | None = None
-        self.sentinel, self._ends = os.pipe()
+        self.sentinel, self._embed_head = os.pipe()
         self._joined: Joined | None = None
 
     def start(self, invitation: Invitation, on_joined: OnJoined) -> None:
@@ -34,7 +34,7 @@ class Beside:
 
         def run() -> None:
             self.exitcode = run_invited(*self._what, invitation, HOST, tell)
-            os.close(self._ends)
+            os.close(self._embed_head)
 
         self._thread = threading.Thread(target=run, daemon=True)
         self._thread.start()

@@ -19,7 +19,7 @@ from .client import ServiceClient
 from .server import Asked, Outcome, peak_rss_gb
 from .timed import Timed
 
-PATIENCE_S = 300.0
+TIMEOUT_S = 300.0
 
 
 class InProcessServer:
@@ -79,7 +79,7 @@ class InProcessServer:
                     adapter=Adapter(adapter_id=AdapterId(number), name=name, path=str(path)), at=time.monotonic()
                 )
             )
-            answer = self._told.get(timeout=PATIENCE_S)
+            answer = self._told.get(timeout=TIMEOUT_S)
             if isinstance(answer, AdapterRefused):
                 raise RuntimeError(answer.reason)
 

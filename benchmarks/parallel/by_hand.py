@@ -14,7 +14,7 @@ from rota.core.request import SamplingParams
 from rota.engine.engine import Engine
 
 GREEDY = SamplingParams(temperature=0.0)
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
 class ByHand:
@@ -79,9 +79,9 @@ class ByHand:
         """Give an order about an adapter, and wait until it is carried out."""
         self._told.clear()
         self.step(plan)
-        ends_at = time.monotonic() + PATIENCE_S
+        ends_at = time.monotonic() + TIMEOUT_S
         while not any(isinstance(message, awaited) for message in list(self._told)):
             for message in list(self._told):
                 assert not isinstance(message, AdapterFailed), message
-            assert time.monotonic() < ends_at, f"no {awaited.__name__} within {PATIENCE_S:g} s"
+            assert time.monotonic() < ends_at, f"no {awaited.__name__} within {TIMEOUT_S:g} s"
             time.sleep(0.005)  # between two looks

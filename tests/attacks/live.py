@@ -19,7 +19,7 @@ import httpx
 import rota
 from tests.processes import Program, started
 from tests.server.versions.serving import Paused
-from tests.waiting import PATIENCE_S, line_of, until
+from tests.waiting import TIMEOUT_S, line_of, until
 
 BUILT_IN = Path(rota.__file__).parent / "builtin_adapters"
 TENANT = """
@@ -131,7 +131,7 @@ def serving(folder: Path, *flags: str, keys: str = KEYS) -> Iterator[Server]:
     with log.open("w") as written, started(command, stderr=written) as program:
         url = line_of(program, "Rota serves").split()[-1]
         acme, birds, boss = (
-            Tenant(root / name, httpx.Client(base_url=url, headers={"x-api-key": name}, timeout=PATIENCE_S))
+            Tenant(root / name, httpx.Client(base_url=url, headers={"x-api-key": name}, timeout=TIMEOUT_S))
             for name in ("acme", "birds", "boss")
         )
         yield Server(url, program, file, acme, birds, boss, log)

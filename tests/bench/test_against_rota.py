@@ -19,7 +19,7 @@ from tests.engine.terminal import Terminal
 from tests.fakes import FakeDevice, alphabet
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 STORM = """
 slots = 2
@@ -54,7 +54,7 @@ def url(tmp_path_factory) -> Iterator[str]:
     service = PreloadedService(InProcessService(lambda: device, EngineConfig()), adapters)
     tokenizer = Tokenizer(write_byte_tokenizer(tmp_path_factory.mktemp("model")))
     with running(create_app(service, tokenizer, registry)) as url:
-        service.wait_until_ready(PATIENCE_S)
+        service.wait_until_ready(TIMEOUT_S)
         yield url
 
 

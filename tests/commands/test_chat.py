@@ -26,7 +26,7 @@ from rota.server.access.keys import Key, KeyRing, digest_of
 from tests.fakes import FakeDevice, alphabet
 from tests.processes import Program, started
 from tests.server.letters import letters_device, serving, steps_made
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import TIMEOUT_S, until
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +213,7 @@ def test_in_a_terminal_a_ctrl_c_stops_the_answer_and_not_the_chat(tmp_path: Path
     was_stopped = threading.Event()
 
     def says(tokens: Sequence[int]) -> int:
-        assert len(tokens) < 20 or was_stopped.wait(PATIENCE_S)  # the answer cannot end before it is stopped
+        assert len(tokens) < 20 or was_stopped.wait(TIMEOUT_S)  # the answer cannot end before it is stopped
         return alphabet(tokens)
 
     device = letters_device(step_s=0.0)
@@ -237,7 +237,7 @@ def test_in_a_terminal_a_ctrl_c_stops_the_answer_and_not_the_chat(tmp_path: Path
         own.type("/adapter poet\n")
         assert own.sees("poet> ")
         own.type("\x04")
-        assert own.program.wait(PATIENCE_S) == 0
+        assert own.program.wait(TIMEOUT_S) == 0
 
 
 def test_a_terminal_is_not_commanded_by_a_model(tmp_path: Path):

@@ -18,7 +18,7 @@ from tests.processes import PIPE, Program, run_program, started
 from tests.runtime.cluster.clusters import RayNodes, ray_nodes
 from tests.runtime.cluster.services import free_again
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import PATIENCE_S, line_of, until
+from tests.waiting import TIMEOUT_S, line_of, until
 
 ROTA = Path(sys.executable).with_name("rota")
 PATHS = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -53,14 +53,14 @@ def test_a_front_that_is_killed_under_load_leaves_nothing_and_the_next_one_serve
             engines = nodes.engines()
             assert len(engines) == 3
             server.kill()
-            assert all(isinstance(one.exception(PATIENCE_S), httpx.HTTPError) for one in asked)
+            assert all(isinstance(one.exception(TIMEOUT_S), httpx.HTTPError) for one in asked)
         assert until(lambda: nodes.engines() == [])
         assert free_again(nodes)
 
         with server_on(nodes, tmp_path, "--data-parallel-size", "3") as (server, url):
             assert ask(url).json()["choices"][0]["text"] == "defg"
             server.send_signal(signal.SIGTERM)
-            assert server.wait(PATIENCE_S) == 0
+            assert server.wait(TIMEOUT_S) == 0
             assert server.stderr is not None
             assert "ray" not in server.stderr.read().lower(), "Ray's own lines are not the server's"
         assert nodes.engines() == []

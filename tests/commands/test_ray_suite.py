@@ -17,7 +17,7 @@ from rota.engine.folders.builtin import builtin_adapters
 from tests.commands.served_calls import ADAPTERS, CALLS, answer, chat
 from tests.processes import started
 from tests.runtime.cluster.clusters import RayNodes, ray_nodes
-from tests.waiting import PATIENCE_S, line_of, until
+from tests.waiting import TIMEOUT_S, line_of, until
 
 ROTA = Path(sys.executable).with_name("rota")
 FOLDER = str(next(iter(builtin_adapters().values())).parent)
@@ -81,7 +81,7 @@ def test_all_adapters_at_once_are_answered_and_an_engine_that_dies_ends_only_its
         asked = [clients.submit(ask, number, url) for number in range(CLIENTS)]
         assert until(lambda: all(running(url)))
         os.kill(nodes.engines()[0], 9)
-        statuses = [one.result(PATIENCE_S) for one in asked]
+        statuses = [one.result(TIMEOUT_S) for one in asked]
         assert statuses.count(200) >= CLIENTS // 3, statuses
         assert set(statuses) <= {200, 500, 503}, statuses
         assert until(lambda: len(nodes.engines()) == 3)

@@ -76,7 +76,7 @@ def test_a_server_says_what_its_slots_cost_and_why(found, sentence):
 
 
 def test_a_server_says_where_adapters_lie_below_the_model_s_matrices():
-    said = adapter_memory(replace(capacity(), annexed=("qkv", "o")))
+    said = adapter_memory(replace(capacity(), fused_lora_a=("qkv", "o")))
     assert said.endswith(f"{WHY} Their A lie below the model's matrices at qkv, o.")
 
 

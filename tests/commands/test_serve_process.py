@@ -24,7 +24,7 @@ import pytest
 from rota.core.errors import ConfigError, EngineLostError
 from tests.processes import PIPE, Program, started
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import PATIENCE_S, line_of, until
+from tests.waiting import TIMEOUT_S, line_of, until
 
 SCRIPT = """
 import os, sys, threading, warnings
@@ -119,7 +119,7 @@ def life(tmp_path_factory: pytest.TempPathFactory) -> Life:
     flags = "--log-format", "json", "--api-key", "sk-operator", "--api-key-file", write_key(folder, "sk-first")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(folder / "notify"))
-        manager.settimeout(PATIENCE_S)
+        manager.settimeout(TIMEOUT_S)
         with serve(folder, "noisy", *flags, stdin=its, NOTIFY_SOCKET=str(folder / "notify")) as server:
             os.close(its)
             url, ready = line_of(server, "Rota serves").split()[-1], line_of(server, "Ready after")
@@ -135,7 +135,7 @@ def life(tmp_path_factory: pytest.TempPathFactory) -> Life:
             os.close(ours)
             os.kill(server.pid, signal.SIGHUP)
             notices.append(manager.recv(100))
-            _, errors = server.communicate(timeout=PATIENCE_S)
+            _, errors = server.communicate(timeout=TIMEOUT_S)
     return Life(ready, info["replicas"][0], answers, notices, objects_in(errors), server.returncode)
 
 
@@ -149,7 +149,7 @@ def write_key(folder: Path, key: str) -> Path:
 
 def speak_no_http(url: str) -> None:
     address = urlsplit(url)
-    with socket.create_connection((address.hostname, address.port), timeout=PATIENCE_S) as connection:
+    with socket.create_connection((address.hostname, address.port), timeout=TIMEOUT_S) as connection:
         connection.sendall(b"this is not HTTP\r\n\r\n")
         connection.recv(1024)
 
@@ -194,7 +194,7 @@ def test_a_server_ends_with_its_terminal(life):
 
 def test_what_ends_it_is_json_too_and_an_error_with_its_trace_is_one_line(tmp_path):
     with serve(tmp_path, "broken", "--log-format", "json") as server:
-        _, errors = server.communicate(timeout=PATIENCE_S)
+        _, errors = server.communicate(timeout=TIMEOUT_S)
 
     lines = objects_in(errors)
     (trace,) = [line["error"] for line in lines if "error" in line and "ValueError" in line["error"]]
@@ -214,7 +214,7 @@ def test_a_server_that_has_given_up_answers_logs_and_ends_with_its_own_code(tmp_
         assert "please send it again" in answer.json()["error"]["message"]
         # This one waits for an engine, and none comes.
         waiting = ask(url, max_tokens=1)
-        _, errors = server.communicate(timeout=PATIENCE_S)
+        _, errors = server.communicate(timeout=TIMEOUT_S)
 
     assert (waiting.status_code, waiting.json()["error"]["code"]) == (503, "engine_died")
     assert server.returncode == EngineLostError.exit_code != ConfigError.exit_code

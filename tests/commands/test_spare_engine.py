@@ -16,7 +16,7 @@ import pytest
 
 from rota.runtime.lifeline import tied
 from tests.processes import is_alive, started
-from tests.waiting import PATIENCE_S, line_of, until
+from tests.waiting import TIMEOUT_S, line_of, until
 
 COMMAND = [sys.executable, "-m", "rota", "serve", "--spare-engine", "on", "--port", "0", "--quiet"]
 
@@ -64,7 +64,7 @@ def seconds(start: dict[str, Any], name: str) -> float:
 
 @pytest.mark.long("a whole server that is started twice: a minute on a busy core")
 def test_a_restart_with_a_spare_does_no_imports():
-    with started(COMMAND) as server, httpx.Client(timeout=PATIENCE_S) as client:
+    with started(COMMAND) as server, httpx.Client(timeout=TIMEOUT_S) as client:
         url = line_of(server, "Rota serves").split()[-1]
         (first,) = client.get(f"{url}/server_info").json()["replicas"]
         assert until(lambda: len(spares_of(server.pid)) == 1)

@@ -17,7 +17,7 @@ from tests.commands import ranks_server
 from tests.processes import PIPE, Program, is_alive, started
 from tests.runtime.ranks.rank_devices import pid_of
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import PATIENCE_S, line_of, until
+from tests.waiting import TIMEOUT_S, line_of, until
 
 # Below those that systems give to connections: another process would soon have the second port.
 PORTS = range(20_000, 32_000, 2)
@@ -68,6 +68,6 @@ def test_rank_0_serves_and_the_other_follows_through_a_restart_and_ends_with_ran
         assert (server.poll(), follower.poll()) == (None, None)
 
         server.terminate()
-        assert server.wait(PATIENCE_S) == 0
-        assert follower.wait(PATIENCE_S) == 0
+        assert server.wait(TIMEOUT_S) == 0
+        assert follower.wait(TIMEOUT_S) == 0
         assert not is_alive(pid_of(tmp_path, 1))

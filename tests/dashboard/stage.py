@@ -30,7 +30,7 @@ from tests.runtime.services import LONG
 from tests.server.engines import engines
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 NAMES = ("pirate", "haiku", "french", "json", "bullets", "refusal")
 
@@ -49,7 +49,7 @@ class Stage:
         """A request in the background."""
         body = {"model": model, "prompt": f"to {model}", "max_tokens": tokens, "ignore_eos": True}
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self.pool.submit(httpx.post, f"{self.url}/v1/completions", json=body, timeout=PATIENCE_S, headers=headers)
+        self.pool.submit(httpx.post, f"{self.url}/v1/completions", json=body, timeout=TIMEOUT_S, headers=headers)
 
     def ask_everybody(self, tokens: int = 40) -> None:
         for name in ("letters", *NAMES):

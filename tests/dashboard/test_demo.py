@@ -10,7 +10,7 @@ import pytest
 from rota.cli import main
 from rota.commands.demo import DemoTraffic
 from tests.dashboard.stage import NAMES, stage
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 
 def demo_threads() -> list[str]:
@@ -22,7 +22,7 @@ def test_its_traffic_asks_for_every_adapter_and_the_base_model_until_stopped(tmp
         traffic = DemoTraffic(rate=200.0)
         traffic.start(made.url)
         asked: set[str] = set()
-        ends_at = time.monotonic() + PATIENCE_S
+        ends_at = time.monotonic() + TIMEOUT_S
         with httpx.stream("GET", f"{made.url}/dashboard/events") as reply:
             for line in reply.iter_lines():
                 if line.startswith("data: "):

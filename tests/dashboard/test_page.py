@@ -21,9 +21,9 @@ from rota.workload.scenario import Client, Scenario
 from tests.dashboard.stage import roomy, stage
 from tests.fakes import alphabet
 from tests.runtime.services import LONG
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import TIMEOUT_S, until
 
-WAIT_MS = 1000 * PATIENCE_S
+WAIT_MS = 1000 * TIMEOUT_S
 
 
 @pytest.fixture

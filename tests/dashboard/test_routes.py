@@ -11,7 +11,7 @@ import pytest
 from rota.dashboard.routes import FRAME_S
 from rota.server.access.keys import Key
 from tests.dashboard.stage import Stage, stage
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import TIMEOUT_S, until
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_with_keys_the_page_is_open_and_its_data_is_for_operators(on_stage):
     assert httpx.get(f"{made.url}/dashboard/events").status_code == 401
     assert (
         httpx.get(
-            f"{made.url}/dashboard/events", headers={"Authorization": "Bearer tenant"}, timeout=PATIENCE_S
+            f"{made.url}/dashboard/events", headers={"Authorization": "Bearer tenant"}, timeout=TIMEOUT_S
         ).status_code
         == 403
     )
@@ -101,12 +101,12 @@ def test_an_open_page_does_not_keep_the_server_from_stopping(on_stage):
 
     seen, told = threading.Event(), threading.Event()
     threading.Thread(target=watch, daemon=True).start()
-    assert seen.wait(PATIENCE_S)
+    assert seen.wait(TIMEOUT_S)
     made.service.close()
-    assert told.wait(PATIENCE_S), "no frame says that the server stops"
+    assert told.wait(TIMEOUT_S), "no frame says that the server stops"
     made.service.stop()
 
-    assert ended.wait(PATIENCE_S)
+    assert ended.wait(TIMEOUT_S)
 
 
 def test_journals_are_served_by_name_from_their_folder_and_from_nowhere_else(on_stage, tmp_path):

@@ -12,7 +12,7 @@ from docs.generate.pages import DOCS
 from rota.core.config import ServerConfig
 from rota.core.errors import ConfigError, EngineLostError
 from rota.observe.metric_table import METRICS
-from rota.runtime.patience import Patience
+from rota.runtime.timeouts import EngineTimeouts
 from tests.docs.fences import blocks
 
 PAGE = (DOCS / "operating.md").read_text("utf-8")
@@ -52,7 +52,7 @@ def test_the_exit_codes_are_those_of_the_errors():
     [
         (r"`--engine-silence-s` \((\d+)\)", ServerConfig().engine_silence_s),
         (r"`--drain-timeout` seconds \((\d+)\)", ServerConfig().drain_timeout),
-        (r"must end within (\d+) minutes", Patience().start_s / 60),
+        (r"must end within (\d+) minutes", EngineTimeouts().start_s / 60),
     ],
 )
 def test_the_page_says_the_defaults(words, value):
@@ -66,7 +66,7 @@ def test_the_probes_wait_as_long_as_the_server_may_take():
     probes = yaml.safe_load(block)
     startup = probes["startupProbe"]
 
-    assert startup["periodSeconds"] * startup["failureThreshold"] >= Patience().start_s
+    assert startup["periodSeconds"] * startup["failureThreshold"] >= EngineTimeouts().start_s
     assert probes["terminationGracePeriodSeconds"] > ServerConfig().drain_timeout
     assert probes["livenessProbe"]["httpGet"]["path"] == "/livez"
     assert {probes[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "readiness")} == {"/readyz"}

@@ -21,7 +21,7 @@ from rota.engine.lora.bank import Bank
 from rota.engine.lora.host import HostAdapter
 from rota.engine.lora.loader import PendingCopy
 from rota.engine.ticket import Ticket
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 ROWS, PAGES, BLOCK_SIZE = 5, 8, 8
 PROMPT = (9, 8, 7, 200, 201, 5)
@@ -73,7 +73,7 @@ class Story:
     def wait_for(self, kind: type[Message], count: int) -> None:
         """Until so many messages of a kind have come."""
         with self._changed:
-            assert self._changed.wait_for(lambda: self.count(kind) >= count, PATIENCE_S), self.messages
+            assert self._changed.wait_for(lambda: self.count(kind) >= count, TIMEOUT_S), self.messages
 
     def step(self, **orders: Any) -> tuple[int, ...]:
         """The tokens of a step, as `submit` takes it."""
@@ -166,7 +166,7 @@ class LateCopies:
         copy_in, wait = Bank.copy_in, PendingCopy.wait
 
         def late(bank: Bank, slot: Slot, adapter: HostAdapter, *places: Sequence[int]) -> None:
-            assert self._asked.acquire(timeout=PATIENCE_S), "no step has waited for this copy"
+            assert self._asked.acquire(timeout=TIMEOUT_S), "no step has waited for this copy"
             if on_device:
                 on_device()
             copy_in(bank, slot, adapter, *places)
@@ -189,7 +189,7 @@ class HeldCopies:
 
         def held(bank: Bank, slot: Slot, adapter: HostAdapter, *places: Sequence[int]) -> None:
             self.has_begun.set()
-            assert self._is_open.wait(PATIENCE_S)
+            assert self._is_open.wait(TIMEOUT_S)
             copy_in(bank, slot, adapter, *places)
 
         monkeypatch.setattr(Bank, "copy_in", held)

@@ -11,7 +11,7 @@ import torch
 from rota.core.errors import RequestError
 from rota.core.grammar import Grammar, Matcher
 from rota.engine.sampling.masks import Masks, packed, words_of
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 
 class FakeMatcher:
@@ -59,7 +59,7 @@ class FakeGrammars:
         if grammar.text == "broken":
             raise RequestError.bad_field(grammar.param, "The grammar is broken.")
         if grammar.text.startswith("held "):
-            assert self._is_open.wait(PATIENCE_S)
+            assert self._is_open.wait(TIMEOUT_S)
         return FakeMatcher(grammar.text.removeprefix("held "))
 
     def fill(self, wanted: Sequence[tuple[Matcher, int]], masks: memoryview) -> None:

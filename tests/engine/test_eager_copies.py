@@ -26,7 +26,7 @@ from tests.engine.eager_story import (
 )
 from tests.engine.lora.adapter_factory import make_adapter
 from tests.engine.model_factory import make_tiny_model
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 ROUNDS = 24
 
@@ -121,7 +121,7 @@ def test_steps_that_do_not_use_the_slot_do_not_wait_for_its_copy(story, alone, m
         for row, token in zip((1, 0), story.step(decode=[1, 0]), strict=True):
             told[row].append(token)
 
-    assert copies.has_begun.wait(PATIENCE_S)
+    assert copies.has_begun.wait(TIMEOUT_S)
     assert story.count(AdapterReady) == 1
     assert told == {row: alone[row][:4] for row in (1, 0)}
     copies.release()

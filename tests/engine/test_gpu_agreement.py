@@ -65,9 +65,9 @@ class GPUServer(Server):
 
 @pytest.mark.parametrize("annexes", ["apart", "below the matrices"])
 @pytest.mark.parametrize("family", ["llama3", "qwen2", "qwen3", "smollm2", "olmo2", "granite", *WINDOWED])
-def test_every_token_is_the_references_wherever_that_is_sure(family, annexes, tmp_path, monkeypatch):
+def test_every_token_is_the_references_wherever_that_is_sure(family, fused_lora_a, tmp_path, monkeypatch):
     # Any bank is large beside a tiny model's matrices.
-    monkeypatch.setattr(layout, "LARGEST_SHARE", 0.0 if annexes == "apart" else 100.0)
+    monkeypatch.setattr(layout, "LARGEST_SHARE", 0.0 if fused_lora_a == "apart" else 100.0)
     model = make_tiny_model(tmp_path / "model", family)
     rounded = copy.deepcopy(model).to(torch.bfloat16).float()
     for number in (1, 2, 3):

@@ -10,7 +10,7 @@ import torch
 from rota.core.errors import ModelError
 from rota.engine.build import precompiled
 from rota.engine.step.frames import PromptRoom
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 PROMPTS = PromptRoom(512)
 
@@ -25,7 +25,7 @@ class Compiling:
         self._error = error
 
     def precompile(self, prompts: PromptRoom) -> None:
-        assert self.may_go_on.wait(PATIENCE_S)
+        assert self.may_go_on.wait(TIMEOUT_S)
         if self._error:
             raise self._error
         self.compiled.append(prompts)

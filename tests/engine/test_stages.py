@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rota.core.stages import Stage
-from rota.engine.trials import StageRecorder
+from rota.engine.autotune import StageRecorder
 
 
 class Clock:

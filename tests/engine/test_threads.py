@@ -7,8 +7,8 @@ import itertools
 import pytest
 import torch
 
+from rota.engine.autotune import AutotuneCache
 from rota.engine.cpu.threads import FEW_TOKENS, Threads, choose_threads, set_threads
-from rota.engine.trials import Trials
 
 
 def never(_tokens: int, _threads: int) -> float:
@@ -42,11 +42,11 @@ def test_one_or_all_whichever_was_quicker_for_small_steps_and_for_larger_ones(fe
 
 
 def test_a_second_start_takes_as_many_and_times_no_step():
-    first = Trials()
+    first = AutotuneCache()
     with first.in_use():
         chosen = choose_threads("auto", 8, lambda tokens, threads: float(threads if tokens <= FEW_TOKENS else -threads))
 
-    with Trials(first.made).in_use():
+    with AutotuneCache(first.made).in_use():
         assert choose_threads("auto", 8, never) == chosen == Threads(1, 8)
         assert choose_threads("auto", 4, lambda _tokens, threads: -float(threads)) == Threads(4, 4)
 

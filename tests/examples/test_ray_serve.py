@@ -26,7 +26,7 @@ from examples.ray_serve.app import Rota
 from tests.engine.model_factory import make_tiny_model
 from tests.processes import Program, marked, started
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import TIMEOUT_S, until
 
 QUESTION = "Why do we sleep?"
 FOLDER = Path(__file__).parents[2] / "examples/ray_serve"
@@ -77,7 +77,7 @@ async def leave_early(rota: Rota) -> None:
     )
     assert b"[DONE]" not in await anext(answer.body_iterator)
     await answer.body_iterator.aclose()
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while b'outcome="abort"} 1' not in b"".join(await read(await rota(asked("/metrics")))):
             await asyncio.sleep(0.01)  # between two looks
 
@@ -128,7 +128,7 @@ def serve_run(tmp_path: Path, mark: str) -> Iterator[tuple[str, Program]]:
         with started(command, stdout=log, stderr=log, env=environment) as program:
             try:
                 url = f"http://127.0.0.1:{port}"
-                assert until(lambda: is_ready(url), within_s=2 * PATIENCE_S), said.read_text()
+                assert until(lambda: is_ready(url), within_s=2 * TIMEOUT_S), said.read_text()
                 yield url, program
             finally:
                 for pid in marked(mark):
@@ -157,7 +157,7 @@ def answered(client: OpenAI, adapter: str) -> list[str]:
 @pytest.mark.long("Starts Ray, Serve and the built-in model twice, and once more after a server is killed.")
 def test_serve_streams_adapters_answers_replaces_a_replica_without_server_and_leaves_nothing(serve_run, mark):
     url, program = serve_run
-    client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
+    client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=TIMEOUT_S)
 
     for adapter in ("pirate", "haiku"):
         pieces = answered(client, adapter)
@@ -173,5 +173,5 @@ def test_serve_streams_adapters_answers_replaces_a_replica_without_server_and_le
     assert STYLES["pirate"].check(QUESTION, "".join(answered(client, "pirate")))
 
     program.send_signal(signal.SIGINT)
-    program.wait(PATIENCE_S)
+    program.wait(TIMEOUT_S)
     assert until(lambda: not marked(mark))

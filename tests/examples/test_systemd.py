@@ -16,7 +16,7 @@ from rota.core.config import ServerConfig
 from rota.core.errors import ConfigError, EngineLostError
 from rota.core.options import options_of
 from rota.llm.config import ENGINE_CONFIGS
-from rota.runtime.patience import Patience
+from rota.runtime.timeouts import EngineTimeouts
 from tests.processes import run_program
 
 UNIT = Path(__file__).parents[2] / "examples/systemd/rota.service"
@@ -59,7 +59,7 @@ def test_it_starts_again_what_may_recover_and_not_what_cannot_work():
 def test_it_waits_for_starts_and_open_answers_as_long_as_the_server_does():
     unit, given = settings(), words()
 
-    assert seconds(unit["TimeoutStartSec"]) > Patience().start_s
+    assert seconds(unit["TimeoutStartSec"]) > EngineTimeouts().start_s
     assert seconds(unit["TimeoutStopSec"]) > float(given[given.index("--drain-timeout") + 1])
     assert float(given[given.index("--drain-timeout") + 1]) == ServerConfig().drain_timeout
 

@@ -8,7 +8,7 @@ import sys
 
 from rota.observe.logs import stray_lines
 from rota.runtime.lifeline import tied
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 
 def test_lines_of_python_of_c_code_and_of_children_are_heard_and_the_stream_itself_is_still_there(capfd):
@@ -68,6 +68,6 @@ def test_a_child_that_stays_does_not_keep_it_from_ending():
     with stray_lines(heard.append):
         child = subprocess.Popen(tied([sys.executable, "-c", "input()"]), stdin=subprocess.PIPE)
         os.write(2, b"a line\n")
-    child.communicate(b"\n", timeout=PATIENCE_S)
+    child.communicate(b"\n", timeout=TIMEOUT_S)
 
     assert heard == ["a line"]

@@ -173,8 +173,8 @@ def test_spans_reach_the_collector_that_the_environment_names(monkeypatch):
         threading.Thread(target=collector.serve_forever, daemon=True).start()
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.server_port}")
         monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test")
-        with exported_traces(True) as enders:
-            metrics = Metrics(lambda _: "pirate", on_end=enders[0])
+        with exported_traces(True) as on_finish:
+            metrics = Metrics(lambda _: "pirate", on_end=on_finish[0])
             ask(metrics, finished(1.0))
         collector.shutdown()
 

@@ -17,7 +17,7 @@ from rota.policy.prefill_delayer import (
     on_board,
 )
 from tests.policy.delayer_table import NONE, SOME, TABLE
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 
 class Others:
@@ -231,7 +231,7 @@ class RoundTable:
 
     def __init__(self, ranks: int) -> None:
         self.reports: list[RankReport | None] = [None] * ranks
-        self.barrier = threading.Barrier(ranks, timeout=PATIENCE_S)
+        self.barrier = threading.Barrier(ranks, timeout=TIMEOUT_S)
 
 
 class Chair:

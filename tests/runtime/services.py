@@ -11,13 +11,13 @@ from rota.core.config import EngineConfig
 from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, Event, Finished
 from rota.core.ids import RequestId
 from rota.runtime.blame import Blame
-from rota.runtime.patience import Patience
 from rota.runtime.process import EngineProcess
 from rota.runtime.service import BuildDevice
 from rota.runtime.supervisor import NewEngine, SupervisedService
+from rota.runtime.timeouts import EngineTimeouts
 from tests.builders import capacity
 from tests.fakes import FakeDevice
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 from tests.worlds import endings, outputs
 
 # An answer of so many tokens lasts for longer than any test may.
@@ -41,15 +41,15 @@ class Listener:
             self.events.extend(events)
             self._changed.notify_all()
 
-    def wait_for_tokens(self, request_id: str, count: int = 1, timeout_s: float = PATIENCE_S) -> None:
+    def wait_for_tokens(self, request_id: str, count: int = 1, timeout_s: float = TIMEOUT_S) -> None:
         self._wait_for(lambda: len(outputs(self.events).get(RequestId(request_id), [])) >= count, timeout_s)
 
-    def wait_for_ending(self, request_id: str, timeout_s: float = PATIENCE_S) -> Finished:
+    def wait_for_ending(self, request_id: str, timeout_s: float = TIMEOUT_S) -> Finished:
         self._wait_for(lambda: RequestId(request_id) in endings(self.events), timeout_s)
         return endings(self.events)[RequestId(request_id)]
 
     def wait_for_adapter(
-        self, adapter_id: int, kind: type[AdapterEvent], times: int = 1, timeout_s: float = PATIENCE_S
+        self, adapter_id: int, kind: type[AdapterEvent], times: int = 1, timeout_s: float = TIMEOUT_S
     ) -> AdapterEvent:
         """The event of this kind that tells of an adapter for the so-manieth time."""
 
@@ -67,13 +67,13 @@ class Listener:
 @contextmanager
 def supervised(
     build_device: BuildDevice,
-    patience: Patience | None = None,
+    timeouts: EngineTimeouts | None = None,
     new_engine: NewEngine = EngineProcess,
     config: EngineConfig | None = None,
     blame: Blame | None = None,
 ) -> Iterator[tuple[SupervisedService, Listener]]:
     listener = Listener()
-    service = SupervisedService(build_device, config or EngineConfig(), patience, new_engine, blame=blame)
+    service = SupervisedService(build_device, config or EngineConfig(), timeouts, new_engine, blame=blame)
     service.start(listener)
     try:
         yield service, listener

@@ -8,7 +8,7 @@ from dataclasses import replace
 from rota.core.adapter import Adapter
 from rota.runtime.live import AdapterChecks
 from tests.builders import abort, add_adapter, submit
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 
 def refuse_two(adapter: Adapter) -> str:
@@ -39,7 +39,7 @@ def test_a_disk_that_hangs_is_given_up_on_and_the_others_are_known():
     ends = threading.Event()
 
     def hang_at_two(adapter: Adapter) -> str:
-        return str(ends.wait(PATIENCE_S)) if adapter.adapter_id == 2 else ""
+        return str(ends.wait(TIMEOUT_S)) if adapter.adapter_id == 2 else ""
 
     first, second = AdapterChecks(hang_at_two, timeout_s=0.2).sift([later(1), later(2)])
     ends.set()

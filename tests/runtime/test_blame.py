@@ -17,9 +17,9 @@ from rota.core.ids import AdapterId
 from rota.core.messages import AdapterReady, AddAdapter, Message
 from rota.core.plan import StepPlan
 from rota.runtime.blame import REMEMBERED_S, Blame
-from rota.runtime.patience import Patience
 from rota.runtime.process import EngineProcess
 from rota.runtime.service import ServicePhase, is_own
+from rota.runtime.timeouts import EngineTimeouts
 from tests.builders import add_adapter, submit
 from tests.fakes import FakeDevice, FakeTicket
 from tests.runtime.services import SLOW, supervised
@@ -195,8 +195,8 @@ def known(adapter_id: int, name: str, path: str) -> AddAdapter:
 
 def test_known_adapters_that_engines_die_of_are_quarantined_one_after_the_other_and_all_others_serve():
     # Six deaths soon after a start, of which the supervisor would bear one.
-    patience = Patience(silence_s=3.0, quick_deaths=2, pause_s=0.0)
-    with supervised(Poisoned, patience) as (service, listener):
+    timeouts = EngineTimeouts(silence_s=3.0, quick_deaths=2, pause_s=0.0)
+    with supervised(Poisoned, timeouts) as (service, listener):
         service.wait_until_ready()
         for number, how in enumerate(("hangs", "crashes", "raises"), 1):
             service.send(known(number, f"bad-{how}", f"/{how}"))
@@ -215,7 +215,7 @@ def test_known_adapters_that_engines_die_of_are_quarantined_one_after_the_other_
 @pytest.mark.parametrize("how", ["memory", "killed"])
 def test_lack_of_memory_and_kills_from_outside_blame_nobody(how):
     blame = Blame()
-    with supervised(Poisoned, Patience(quick_deaths=2), blame=blame) as (service, listener):
+    with supervised(Poisoned, EngineTimeouts(quick_deaths=2), blame=blame) as (service, listener):
         service.wait_until_ready()
         service.send(known(1, "unlucky", f"/{how}"))
         assert until(lambda: service.state.phase is ServicePhase.DOWN), "it dies each time, and is given up"
@@ -239,7 +239,7 @@ def test_an_adapter_that_is_loaded_again_and_again_is_quarantined_too():
 
 
 def test_an_engine_that_dies_while_it_serves_one_adapter_says_so_and_quarantines_nobody():
-    with supervised(SLOW, Patience(), EngineProcess) as (service, listener):
+    with supervised(SLOW, EngineTimeouts(), EngineProcess) as (service, listener):
         service.wait_until_ready()
         service.send(add_adapter(1))
         listener.wait_for_adapter(1, AdapterAdded)
@@ -254,7 +254,7 @@ def test_an_engine_that_dies_while_it_serves_one_adapter_says_so_and_quarantines
 
 def test_an_error_of_a_step_blames_no_adapter_that_is_read_meanwhile():
     blame = Blame()
-    with supervised(FailsAtSteps, Patience(quick_deaths=2), blame=blame) as (service, listener):
+    with supervised(FailsAtSteps, EngineTimeouts(quick_deaths=2), blame=blame) as (service, listener):
         service.wait_until_ready()
         service.send(known(1, "innocent", "/good"))
         service.send(submit("kills"))

@@ -11,13 +11,13 @@ from rota.runtime.closable import ClosableService
 from rota.runtime.service import InProcessService, ServicePhase
 from tests.builders import abort, add_adapter, submit
 from tests.fakes import FakeDevice, folded
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import TIMEOUT_S, until
 
 GATE = threading.Event()
 
 
 def gated(tokens) -> int:
-    assert len(tokens) < 6 or GATE.wait(PATIENCE_S)
+    assert len(tokens) < 6 or GATE.wait(TIMEOUT_S)
     return folded(tokens)
 
 
@@ -51,7 +51,7 @@ def test_a_drain_returns_when_the_last_request_has_ended(service, ended):
     assert refused.value.fault.code is FaultCode.STOPPING
     assert (service.open_requests, closing.is_alive()) == (1, True)
     GATE.set()
-    closing.join(PATIENCE_S)
+    closing.join(TIMEOUT_S)
     assert not closing.is_alive()
     assert [(event.request_id, event.reason) for event in ended] == [("long", FinishReason.LENGTH)]
 
@@ -63,7 +63,7 @@ def test_a_request_is_waited_for_until_its_ending_has_been_told():
         lambda events: open_when_told.extend(service.open_requests for event in events if isinstance(event, Finished))
     )
     service.send(submit())
-    service.drain(PATIENCE_S)
+    service.drain(TIMEOUT_S)
 
     assert (open_when_told, service.open_requests) == ([1], 0)
     service.stop()
@@ -89,7 +89,7 @@ def test_a_request_may_still_be_aborted_while_the_service_drains(service, ended)
     service.drain(0.0)
     service.send(abort("long"))
     GATE.set()
-    service.drain(PATIENCE_S)
+    service.drain(TIMEOUT_S)
 
     assert [event.reason for event in ended] == [FinishReason.ABORT]
 

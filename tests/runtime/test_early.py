@@ -12,7 +12,7 @@ from rota.runtime.service import InProcessService, ServicePhase
 from tests.builders import add_adapter, submit
 from tests.fakes import FakeDevice
 from tests.runtime.services import Listener
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import TIMEOUT_S, until
 
 
 class Running:
@@ -38,7 +38,7 @@ def test_events_before_the_reader_are_kept_in_order_and_later_ones_follow():
 def test_it_serves_requests_that_came_before_its_reader():
     service, listener = EarlyService(InProcessService(FakeDevice, EngineConfig())), Listener()
     with service.begun():
-        service.wait_until_ready(PATIENCE_S)
+        service.wait_until_ready(TIMEOUT_S)
         service.send(add_adapter(1))
         service.send(submit("early", adapter=AdapterId(1)))
         service.start(listener)
@@ -52,7 +52,7 @@ def test_a_start_that_fails_stops_what_has_begun():
 
     def fail() -> None:
         with service.begun():
-            service.wait_until_ready(PATIENCE_S)
+            service.wait_until_ready(TIMEOUT_S)
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):

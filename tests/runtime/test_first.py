@@ -13,14 +13,14 @@ import pytest
 from rota.core.config import EngineConfig, FirstAdapters
 from rota.core.errors import EngineDiedError
 from rota.core.stages import Stage
-from rota.runtime.patience import Patience
 from rota.runtime.service import BuildDevice, ServicePhase
 from rota.runtime.start import AdapterLook, wait_for_first
 from rota.runtime.supervisor import SupervisedService
+from rota.runtime.timeouts import EngineTimeouts
 from tests.builders import submit
 from tests.fakes import FakeDevice
 from tests.runtime.services import Listener
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import TIMEOUT_S, until
 
 Looked = Future[FirstAdapters]
 
@@ -33,9 +33,9 @@ def build_told() -> FakeDevice:
 
 @contextmanager
 def serving(build_device: BuildDevice, first: Looked) -> Iterator[tuple[SupervisedService, Listener]]:
-    patience = Patience(quick_death_s=0.0)
+    timeouts = EngineTimeouts(quick_death_s=0.0)
     look = AdapterLook(first.result)
-    service, listener = SupervisedService(build_device, EngineConfig(), patience, first=look), Listener()
+    service, listener = SupervisedService(build_device, EngineConfig(), timeouts, first=look), Listener()
     service.start(listener)
     try:
         yield service, listener
@@ -58,7 +58,7 @@ def test_the_next_engine_is_told_again():
     first: Looked = Future()
     first.set_result(FirstAdapters(count=1, rank=8))
     with serving(build_told, first) as (service, _):
-        service.wait_until_ready(PATIENCE_S)
+        service.wait_until_ready(TIMEOUT_S)
         before = service.engine_pid
         os.kill(before, signal.SIGKILL)
         assert until(lambda: service.state.capacity and service.state.engine_pid != before)
@@ -83,7 +83,7 @@ def test_a_service_stops_though_it_is_not_known_yet():
 def test_several_that_ask_for_it_get_one_look():
     looks = []
     look = AdapterLook(lambda: looks.append(1) or FirstAdapters(count=5))
-    assert {look.begin().result(PATIENCE_S) for _ in range(3)} == {FirstAdapters(count=5)}
+    assert {look.begin().result(TIMEOUT_S) for _ in range(3)} == {FirstAdapters(count=5)}
     assert looks == [1]
 
 
@@ -91,7 +91,7 @@ def test_a_look_that_fails_is_the_reason_why_nothing_starts():
     first: Looked = Future()
     first.set_exception(OSError("the disk is gone"))
     with serving(build_told, first) as (service, _), pytest.raises(EngineDiedError, match="the disk is gone"):
-        service.wait_until_ready(PATIENCE_S)
+        service.wait_until_ready(TIMEOUT_S)
 
 
 def test_without_a_server_that_tells_there_are_none():

@@ -71,7 +71,7 @@ def test_the_depth_is_the_number_of_steps_in_flight(depth):
 
 def test_waiting_for_ever_is_an_error_that_names_who_waits_and_why():
     scheduler = Scheduler(SchedulerConfig(), capacity(rows=1))
-    scheduler._books.rows.take()  # a row that was lost
+    scheduler._state.rows.take()  # a row that was lost
 
     with pytest.raises(StuckError, match="r0: as many requests run as may run"):
         run(scheduler, VirtualWorld([(0.0, submit("r0"))], ConstantCost(seconds=1.0)), lambda _: None)

@@ -59,7 +59,7 @@ def test_an_aborted_request_ends_and_the_others_go_on():
 
 
 def test_waiting_for_ever_is_an_error_instead_of_a_hang():
-    inbox = OfflineInbox([request("a")], max_open=5, patience_s=0.01)
+    inbox = OfflineInbox([request("a")], max_open=5, timeout_s=0.01)
     inbox.take(math.inf)
 
     with pytest.raises(StuckError, match="1 requests wait"):

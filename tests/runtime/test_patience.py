@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from rota.core.events import EngineRestarted
-from rota.runtime.patience import KILL_S, LINGER_S, Patience, Silence
+from rota.runtime.timeouts import KILL_S, LINGER_S, EngineTimeouts, Silence
 from rota.runtime.wire import Alive, Building, Failed, Ready
 from tests.builders import capacity
 
@@ -11,7 +11,7 @@ READY = Ready(capacity())
 
 
 def serving(silence_s: float = 20.0) -> Silence:
-    silence = Silence(Patience(silence_s=silence_s))
+    silence = Silence(EngineTimeouts(silence_s=silence_s))
     silence.hear([READY])
     return silence
 
@@ -59,7 +59,7 @@ def test_a_step_that_was_expected_to_be_long_and_was_not_counts_no_more():
 
 
 def test_a_start_goes_on_with_every_word_of_progress_until_its_ceiling():
-    silence = Silence(Patience(start_s=100.0, start_silence_s=30.0))
+    silence = Silence(EngineTimeouts(start_s=100.0, start_silence_s=30.0))
     for _ in range(4):
         silence.spend(24.0)
         silence.hear([Building("Loading")])
@@ -69,14 +69,14 @@ def test_a_start_goes_on_with_every_word_of_progress_until_its_ceiling():
 
 
 def test_a_start_without_progress_is_a_hang():
-    silence = Silence(Patience(start_s=100.0, start_silence_s=30.0))
+    silence = Silence(EngineTimeouts(start_s=100.0, start_silence_s=30.0))
     silence.spend(30.0)
 
     assert silence.complaint == "The engine hung: its start made no progress for 30 seconds."
 
 
 def test_an_engine_that_has_said_its_last_words_has_a_moment_to_end():
-    silence = Silence(Patience())
+    silence = Silence(EngineTimeouts())
     silence.hear([Failed("It broke.")])
     assert silence.left_s == LINGER_S
 

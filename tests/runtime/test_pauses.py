@@ -18,7 +18,7 @@ from tests.builders import submit
 from tests.fakes import continuation
 from tests.runtime.replicas.fakes import FakeReplica, desk_of
 from tests.runtime.services import LONG, SLOW, Listener, supervised
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import TIMEOUT_S, until
 from tests.worlds import endings, outputs
 
 
@@ -84,7 +84,7 @@ def test_a_paused_service_that_closes_answers_what_is_open():
         listener.wait_for_tokens("open", 2)
         service.send(Pause(0.0))
         assert until(lambda: pauses(listener.events) == [True])
-        service.drain(PATIENCE_S)
+        service.drain(TIMEOUT_S)
         assert endings(listener.events)["open"].reason is FinishReason.LENGTH
         with pytest.raises(RequestError, match="stopping"):
             service.send(Pause(0.0))

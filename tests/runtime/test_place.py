@@ -8,10 +8,10 @@ from functools import partial
 
 from rota.core.config import EngineConfig
 from rota.core.events import FinishReason
-from rota.runtime.patience import Patience
 from rota.runtime.process import EngineProcess
 from rota.runtime.service import BuildDevice, ServicePhase
 from rota.runtime.supervisor import SupervisedService
+from rota.runtime.timeouts import EngineTimeouts
 from rota.runtime.watch import Death, OnEvents, OnReady, OnWaiting, Watch
 from tests.builders import submit
 from tests.fakes import FakeDevice
@@ -38,14 +38,14 @@ class PlacedEngine(EngineProcess):
         super().__init__(*rest)
         self._place = place
 
-    def watch(self, on_ready: OnReady, on_events: OnEvents, patience: Patience, on_waiting: OnWaiting) -> Death:
-        watch = Watch(self._process, self._inbox, on_ready, on_events, patience, self._place.ask, on_waiting)
+    def watch(self, on_ready: OnReady, on_events: OnEvents, timeouts: EngineTimeouts, on_waiting: OnWaiting) -> Death:
+        watch = Watch(self._process, self._inbox, on_ready, on_events, timeouts, self._place.ask, on_waiting)
         return watch.until_death()
 
 
 @contextmanager
-def waiting(build: BuildDevice, place: Place, patience: Patience) -> Iterator[tuple[SupervisedService, Listener]]:
-    service = SupervisedService(build, EngineConfig(), patience, partial(PlacedEngine, place))
+def waiting(build: BuildDevice, place: Place, timeouts: EngineTimeouts) -> Iterator[tuple[SupervisedService, Listener]]:
+    service = SupervisedService(build, EngineConfig(), timeouts, partial(PlacedEngine, place))
     listener = Listener()
     service.start(listener)
     try:
@@ -56,7 +56,7 @@ def waiting(build: BuildDevice, place: Place, patience: Patience) -> Iterator[tu
 
 def test_the_state_says_what_an_engine_without_a_place_waits_for_and_the_log_says_it_once(caplog):
     place = Place("It needs 1 GPU, and the cluster has 0 free.")
-    with waiting(hang, place, Patience()) as (service, _):
+    with waiting(hang, place, EngineTimeouts()) as (service, _):
         assert until(lambda: service.state.may_last)
         assert (service.state.phase, service.state.reason) == (ServicePhase.STARTING, place.why)
         place.why = "The cluster is gone."
@@ -70,7 +70,7 @@ def test_the_state_says_what_an_engine_without_a_place_waits_for_and_the_log_say
 
 def test_the_wait_for_a_place_is_no_silence_of_the_engine_and_what_comes_after_is():
     place = Place("The cluster is gone.")
-    with waiting(hang, place, Patience(start_silence_s=0.05)) as (service, _):
+    with waiting(hang, place, EngineTimeouts(start_silence_s=0.05)) as (service, _):
         assert until(lambda: place.asked > 5), "each look takes 0.05 seconds"
         assert service.state.phase is ServicePhase.STARTING
         place.why = ""
@@ -80,7 +80,7 @@ def test_the_wait_for_a_place_is_no_silence_of_the_engine_and_what_comes_after_i
 
 def test_an_engine_that_gets_its_place_serves_what_was_sent_before():
     place = Place("The cluster is gone.")
-    with waiting(FakeDevice, place, Patience()) as (service, listener):
+    with waiting(FakeDevice, place, EngineTimeouts()) as (service, listener):
         assert until(lambda: service.state.may_last)
         service.send(submit("a"))
         place.why = ""

@@ -21,7 +21,7 @@ from rota.runtime.supervisor import SupervisedService
 from tests.builders import add_adapter, submit
 from tests.fakes import FakeDevice, FakeTicket
 from tests.runtime.services import Listener
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import TIMEOUT_S, until
 
 
 def preloaded(build_device: BuildDevice, *paths: str) -> tuple[PreloadedService, Listener]:
@@ -35,7 +35,7 @@ def test_it_is_ready_when_its_adapters_are_and_a_request_for_one_may_come_earlie
     may_start = threading.Event()
 
     def build() -> FakeDevice:
-        assert may_start.wait(PATIENCE_S)
+        assert may_start.wait(TIMEOUT_S)
         return FakeDevice()
 
     service, listener = preloaded(build, "one", "two", "three")
@@ -79,7 +79,7 @@ class EndlessDisk(FakeDevice):
 
 def test_it_is_ready_before_its_adapters_are_read_and_a_request_waits_for_its_own_alone():
     service, listener = preloaded(EndlessDisk, "one", "two", "three")
-    assert service.wait_until_ready(PATIENCE_S)
+    assert service.wait_until_ready(TIMEOUT_S)
 
     service.send(submit("asks", adapter=AdapterId(3)))
     assert listener.wait_for_ending("asks").fault is None
@@ -88,7 +88,7 @@ def test_it_is_ready_before_its_adapters_are_read_and_a_request_waits_for_its_ow
 
 def test_it_stops_while_adapters_are_being_read():
     service, listener = preloaded(EndlessDisk, "one", "two")
-    assert service.wait_until_ready(PATIENCE_S)
+    assert service.wait_until_ready(TIMEOUT_S)
     service.send(submit("waits", adapter=AdapterId(1)))  # for a read that never ends
     service.stop()
 
@@ -97,7 +97,7 @@ def test_it_stops_while_adapters_are_being_read():
 
 def test_an_adapter_that_turns_out_bad_after_the_start_is_told_and_its_requests_fail():
     service, listener = preloaded(FakeDevice, "one", "rotten")
-    assert service.wait_until_ready(PATIENCE_S)
+    assert service.wait_until_ready(TIMEOUT_S)
 
     assert listener.wait_for_adapter(2, AdapterRefused).reason == "rotten is rotten."
     assert service.state.phase is ServicePhase.READY
@@ -114,7 +114,7 @@ def test_an_engine_that_is_killed_while_it_reads_comes_back_with_all_adapters():
     service = PreloadedService(engine, adapters)
     service.start(listener)
     try:
-        service.wait_until_ready(PATIENCE_S)
+        service.wait_until_ready(TIMEOUT_S)
         service.send(submit("waits", adapter=AdapterId(1)))  # for a read that never ends
         os.kill(engine.engine_pid, signal.SIGKILL)
         assert listener.wait_for_ending("waits").fault.code is FaultCode.ENGINE_DIED
@@ -160,7 +160,7 @@ def test_an_engine_hears_of_all_adapters_unless_they_are_thousands(adapters, hel
 def test_of_many_adapters_an_engine_hears_of_the_first_and_the_pinned_ones_alone():
     engine = Noting()
     service, listener = many(engine, adapters=9, early=2, is_pinned=True)
-    service.wait_until_ready(PATIENCE_S)
+    service.wait_until_ready(TIMEOUT_S)
 
     assert engine.told == [("added", 1), ("added", 2), ("added", 9)]
     for number in range(1, 10):
@@ -192,7 +192,7 @@ def test_threads_that_ask_for_one_adapter_at_once_all_get_answers():
     for asker in askers:
         asker.start()
     for asker in askers:
-        asker.join(PATIENCE_S)
+        asker.join(TIMEOUT_S)
 
     assert all(listener.wait_for_ending(f"{name}/{a}").fault is None for name in names for a in range(3, 41))
     assert sorted(a for what, a in engine.told if what == "added") == list(range(1, 41))
@@ -221,7 +221,7 @@ def test_both_versions_of_a_move_are_told():
 
 def test_one_that_turns_out_bad_when_it_is_asked_for_is_refused_with_the_reason():
     service, listener = many(Noting(), adapters=9, early=2, path="rotten")
-    service.wait_until_ready(PATIENCE_S)
+    service.wait_until_ready(TIMEOUT_S)
     service.send(submit("asks", adapter=AdapterId(9)))
 
     assert listener.wait_for_ending("asks").fault.message == "rotten is rotten."

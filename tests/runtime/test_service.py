@@ -12,7 +12,7 @@ from rota.runtime.service import BuildDevice, InProcessService, ServicePhase
 from tests.builders import abort, submit
 from tests.fakes import FakeDevice, continuation
 from tests.runtime.services import LONG, SLOW, Listener
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 from tests.worlds import outputs
 
 
@@ -48,7 +48,7 @@ def test_a_request_is_answered(slow, listener):
 
 
 def test_readiness_tells_the_capacity(slow):
-    assert slow.wait_until_ready(PATIENCE_S) == SLOW().capacity
+    assert slow.wait_until_ready(TIMEOUT_S) == SLOW().capacity
     assert slow.state.phase is ServicePhase.READY
 
 
@@ -89,7 +89,7 @@ def test_a_device_that_cannot_be_built_says_why_to_all_who_ask(listener):
     service = start(no_such_model, listener)
 
     with pytest.raises(EngineDiedError, match="no model in /nowhere"):
-        service.wait_until_ready(PATIENCE_S)
+        service.wait_until_ready(TIMEOUT_S)
     assert service.state.phase is ServicePhase.DOWN
     with pytest.raises(RequestError, match="no model in /nowhere"):
         service.send(submit("a"))

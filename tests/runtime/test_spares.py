@@ -27,7 +27,7 @@ from tests.builders import add_adapter, submit
 from tests.fakes import FakeDevice, continuation
 from tests.processes import is_alive, started
 from tests.runtime.services import LONG, SLOW, Listener, supervised
-from tests.waiting import PATIENCE_S, hang, line_of, until
+from tests.waiting import TIMEOUT_S, hang, line_of, until
 from tests.worlds import outputs
 
 
@@ -38,7 +38,7 @@ def spared(
     """A service that serves, and its spares, of which the first has been started."""
     spares = Spares(lambda _: prepare, settle_s=0.0)
     with supervised(build, new_engine=partial(EngineProcess, spares=spares)) as (service, listener):
-        service.wait_until_ready(PATIENCE_S)
+        service.wait_until_ready(TIMEOUT_S)
         assert until(lambda: spares.spare is not None)
         yield service, listener, spares
 
@@ -131,7 +131,7 @@ def test_nothing_is_left_running_when_the_service_stops(prepare):
 def test_a_spare_that_is_not_due_yet_delays_no_restart_and_no_end():
     spares = Spares(lambda _: gc.collect, settle_s=1000.0)
     with supervised(SLOW, new_engine=partial(EngineProcess, spares=spares)) as (service, listener):
-        service.wait_until_ready(PATIENCE_S)
+        service.wait_until_ready(TIMEOUT_S)
 
         assert serve_again(service, listener, "again")
         assert spares.spare is None
@@ -202,7 +202,7 @@ def two_engines(*builds: Callable[[], FakeDevice]) -> Iterator[tuple[list[Superv
 def test_no_spare_starts_while_an_engine_does(tmp_path):
     gate = tmp_path / "gate"
     with two_engines(SLOW, partial(build_late, gate)) as (services, listener, spares):
-        services[0].wait_until_ready(PATIENCE_S)
+        services[0].wait_until_ready(TIMEOUT_S)
         services[0].send(submit("a"))
         listener.wait_for_ending("a")
         assert spares.spare is None

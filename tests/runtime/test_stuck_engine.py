@@ -18,8 +18,8 @@ from rota.core.messages import AdapterFetched, Message
 from rota.core.plan import StepPlan, StepResult
 from rota.core.standstill import StoodStill
 from rota.policy.slot_policies import SLOT_POLICIES
-from rota.runtime.patience import Patience
 from rota.runtime.service import ServicePhase
+from rota.runtime.timeouts import EngineTimeouts
 from tests.builders import add_adapter, submit
 from tests.fakes import FakeDevice, FakeTicket
 from tests.policy.never_admits import NEVER, NeverAdmits
@@ -96,7 +96,7 @@ def test_a_failed_engine_that_does_not_end_is_killed():
 
 @pytest.mark.parametrize("how", ["hangs", "never-ends"])
 def test_an_engine_whose_step_does_not_end_is_started_again(how):
-    with supervised(HangingDevice, Patience(silence_s=3.0)) as (service, listener):
+    with supervised(HangingDevice, EngineTimeouts(silence_s=3.0)) as (service, listener):
         service.wait_until_ready()
         # Time is what is tested: an engine without work says that it is alive, for longer than the limit.
         time.sleep(3.5)
@@ -116,7 +116,7 @@ def test_an_engine_whose_step_does_not_end_is_started_again(how):
 
 @pytest.mark.parametrize("is_idle", [False, True], ids=["busy", "idle"])
 def test_an_engine_that_is_stopped_is_started_again(is_idle, caplog):
-    with supervised(SLOW, Patience(silence_s=2.0)) as (service, listener):
+    with supervised(SLOW, EngineTimeouts(silence_s=2.0)) as (service, listener):
         service.wait_until_ready()
         first = service.engine_pid
         if not is_idle:
@@ -137,7 +137,7 @@ def test_an_engine_that_is_stopped_is_started_again(is_idle, caplog):
 
 
 def test_an_engine_that_once_stood_still_is_found_as_soon_as_any_other():
-    with supervised(SLOW, Patience(silence_s=4.0)) as (service, listener):
+    with supervised(SLOW, EngineTimeouts(silence_s=4.0)) as (service, listener):
         service.wait_until_ready()
         service.send(submit("open", max_new_tokens=LONG))
         listener.wait_for_tokens("open")
@@ -152,7 +152,7 @@ def test_an_engine_that_once_stood_still_is_found_as_soon_as_any_other():
 
 
 def test_an_engine_that_waits_for_a_slow_disk_has_not_hung():
-    with supervised(SlowDisk, Patience(silence_s=3.0)) as (service, listener):
+    with supervised(SlowDisk, EngineTimeouts(silence_s=3.0)) as (service, listener):
         service.wait_until_ready()
         first = service.engine_pid
         message = add_adapter(1)
@@ -189,8 +189,8 @@ def test_an_engine_whose_policy_lets_nobody_start_is_started_again():
 
 
 def test_an_engine_that_hangs_at_its_first_step_every_time_stays_down_in_the_end():
-    patience = Patience(silence_s=1.0, quick_death_s=0.0, quick_deaths=2, pause_s=0.01)
-    with supervised(HangingDevice, patience) as (service, listener):
+    timeouts = EngineTimeouts(silence_s=1.0, quick_death_s=0.0, quick_deaths=2, pause_s=0.01)
+    with supervised(HangingDevice, timeouts) as (service, listener):
         for number in range(2):
             service.send(submit("hangs"))
             assert until(lambda count=number: len(restarts(listener.events)) > count or is_down(service))

@@ -20,15 +20,15 @@ from rota.core.ids import AdapterId
 from rota.core.messages import AddAdapter, Message, RemoveAdapter
 from rota.core.plan import StepPlan
 from rota.core.stages import Stage
-from rota.runtime.patience import Patience, Silence
 from rota.runtime.service import ServicePhase
 from rota.runtime.start import tell_progress
 from rota.runtime.supervisor import SupervisedService
+from rota.runtime.timeouts import EngineTimeouts, Silence
 from tests.builders import abort, add_adapter, submit
 from tests.fakes import FakeDevice, FakeTicket, continuation
 from tests.processes import Program, is_alive, started
 from tests.runtime.services import LONG, SLOW, Listener, supervised
-from tests.waiting import PATIENCE_S, hang, line_of, until
+from tests.waiting import TIMEOUT_S, hang, line_of, until
 from tests.worlds import outputs
 
 
@@ -59,7 +59,7 @@ def test_a_killed_engine_fails_the_open_requests_at_once_and_the_next_request_su
 def test_the_stages_of_the_first_start_and_of_the_last_restart_are_kept(caplog):
     stages = (Stage("imports", 0.0, 1.5), Stage("weights", 1.5, 2.0))
     with supervised(partial(FakeDevice, stages=stages)) as (service, _):
-        service.wait_until_ready(PATIENCE_S)
+        service.wait_until_ready(TIMEOUT_S)
         assert (service.state.start, service.state.restart) == (stages, ())
         os.kill(service.engine_pid, signal.SIGKILL)
 
@@ -218,7 +218,7 @@ def load_for_ever() -> FakeDevice:
 
 def test_an_engine_that_hangs_while_starting_is_given_up():
     with (
-        supervised(load_for_ever, Patience(start_s=0.5)) as (service, _),
+        supervised(load_for_ever, EngineTimeouts(start_s=0.5)) as (service, _),
         pytest.raises(EngineDiedError, match=r"not ready after 0\.5 seconds"),
     ):
         service.wait_until_ready()
@@ -241,13 +241,13 @@ def test_a_start_that_tells_of_its_progress_may_take_longer_than_a_silence(monke
 
     monkeypatch.setattr(Silence, "spend", lambda _silence, _seconds: None)
     monkeypatch.setattr(Silence, "hear", hear_late)
-    with supervised(load_slowly, Patience(start_silence_s=5.0)) as (service, _):
+    with supervised(load_slowly, EngineTimeouts(start_silence_s=5.0)) as (service, _):
         assert service.wait_until_ready()
 
 
 def test_a_start_that_makes_no_progress_is_a_hang():
     with (
-        supervised(load_for_ever, Patience(start_silence_s=0.5)) as (service, _),
+        supervised(load_for_ever, EngineTimeouts(start_silence_s=0.5)) as (service, _),
         pytest.raises(EngineDiedError, match=r"start made no progress for 0\.5 seconds"),
     ):
         service.wait_until_ready()
@@ -258,7 +258,7 @@ def die_at_once() -> FakeDevice:
 
 
 def test_an_engine_that_keeps_dying_stays_down_and_says_why(caplog):
-    with supervised(die_at_once, Patience(quick_deaths=2, pause_s=0.01)) as (service, listener):
+    with supervised(die_at_once, EngineTimeouts(quick_deaths=2, pause_s=0.01)) as (service, listener):
         service.send(submit("a"))
 
         assert "exit code 7" in listener.wait_for_ending("a").fault.message
@@ -282,7 +282,7 @@ def test_two_threads_may_stop_it_at_once():
         for stopper in stoppers:
             stopper.start()
         for stopper in stoppers:
-            stopper.join(PATIENCE_S)
+            stopper.join(TIMEOUT_S)
 
         assert not any(stopper.is_alive() for stopper in stoppers)
 
@@ -301,7 +301,7 @@ PARENT = """
 import sys
 import time
 from rota.core.config import EngineConfig
-from rota.runtime.patience import Patience
+from rota.runtime.timeouts import EngineTimeouts
 from rota.runtime.supervisor import SupervisedService
 from tests.builders import submit
 from tests.runtime.services import SLOW, Listener
@@ -309,8 +309,8 @@ from tests.runtime.test_supervisor import DeafDevice
 from tests.waiting import hang
 if __name__ == "__main__":
     kind, listener = sys.argv[1], Listener()
-    patience = Patience(silence_s=3.0) if kind == "impatient" else None
-    service = SupervisedService(DeafDevice if kind == "deaf" else SLOW, EngineConfig(), patience)
+    timeouts = EngineTimeouts(silence_s=3.0) if kind == "impatient" else None
+    service = SupervisedService(DeafDevice if kind == "deaf" else SLOW, EngineConfig(), timeouts)
     service.start(listener)
     service.wait_until_ready()
     print(service.engine_pid, flush=True)

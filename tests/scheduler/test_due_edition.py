@@ -50,7 +50,7 @@ def crowded(adapters: int) -> Stage:
 def test_the_line_is_sorted_anew_when_a_policy_says_that_adapters_are_due_at_other_times(at, first):
     stage = crowded(adapters=4)
     stage.step(at=at)
-    assert next(iter(stage.scheduler._books.absent)).adapter_id == first
+    assert next(iter(stage.scheduler._state.absent)).adapter_id == first
 
     stage.leave("runs1")
     assert loads(stage.step()) == [first]

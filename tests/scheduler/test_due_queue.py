@@ -2,12 +2,12 @@ from __future__ import annotations
 
 from rota.core.adapter import Adapter
 from rota.core.ids import AdapterId
-from rota.scheduler.adapter_state import AdapterState
+from rota.scheduler.adapter_state import Group
 from rota.scheduler.state import DueQueue
 
 
-def group(number: int) -> AdapterState:
-    return AdapterState(Adapter(adapter_id=AdapterId(number), name=f"adapter{number}", path=""))
+def group(number: int) -> Group:
+    return Group(Adapter(adapter_id=AdapterId(number), name=f"adapter{number}", path=""))
 
 
 def numbers(queue: DueQueue) -> list[int]:

@@ -185,7 +185,7 @@ def asked_of(dice: random.Random, number: int, added_at: float, tenants: tuple[T
 def check(case: Case) -> None:
     """Serve a case to its end, unload every adapter, and look at what happened."""
     scheduler = Scheduler(case.config, case.found, case.policy, case.lora, standstill_s=math.inf)
-    scheduler._books.step_s, scheduler._books.copy_s = 1.0, case.load_s  # measured before
+    scheduler._state.step_s, scheduler._state.copy_s = 1.0, case.load_s  # measured before
     device = WatchfulDevice(case.found)
     depth = case.config.overlap_depth
     world = UnreliableWorld(
@@ -209,7 +209,7 @@ def check(case: Case) -> None:
                 at_work.add(event.request_id)
             elif isinstance(event, Preempted):
                 at_work.discard(event.request_id)
-        rowless = {one.request_id for group in scheduler._books.groups.values() for one in group.rowless}
+        rowless = {one.request_id for group in scheduler._state.groups.values() for one in group.rowless}
         silent = world.asked - at_work - scheduler.refusals().keys()
         assert not silent, f"{silent} wait and do not say why"
         assert scheduler.refusals().keys() <= (world.asked - at_work) | rowless, "somebody at work says why it waits"
@@ -218,7 +218,7 @@ def check(case: Case) -> None:
     events = run_watched(scheduler, world, depth, hear, last=removals)
 
     assert not world.held, "an adapter was left in host memory"
-    assert scheduler._books.slots.total == case.found.slots, "a slot is closed though no adapter is known"
+    assert scheduler._state.slots.total == case.found.slots, "a slot is closed though no adapter is known"
     assert {*{one.slot: one.state for one in said(events, SlotChanged)}.values()} <= {SlotState.EMPTY}
     check_adapters([*(message for _, message in case.messages), *removals], events)
     check_answers(case, device, events)
@@ -287,11 +287,11 @@ def makers_told(asked: Request, events: list[Event], length: int) -> list[Adapte
 
 def check_slots(scheduler: Scheduler, known: dict[AdapterId, int], found: Capacity) -> None:
     """The open slots and what their residents take, by a plain model."""
-    ledger, largest = scheduler._books.slots, sorted(known.values(), reverse=True)
+    ledger, largest = scheduler._state.slots, sorted(known.values(), reverse=True)
     if room := found.pages or found.matrices:
         assert ledger.total == max(k for k in range(found.slots + 1) if sum(largest[:k]) <= room)
         assert sum(known[adapter_id] for adapter_id in ledger.residencies) <= room
-    pinned = sum(scheduler._books.groups[adapter_id].is_pinned for adapter_id in ledger.residencies)
+    pinned = sum(scheduler._state.groups[adapter_id].is_pinned for adapter_id in ledger.residencies)
     assert not pinned or ledger.total > pinned
 
 

@@ -102,10 +102,10 @@ def test_a_client_that_leaves_gets_no_embedding():
 
 
 def test_hidden_states_that_are_not_numbers_are_no_embedding():
-    books = Scheduler(SchedulerConfig(), capacity())
-    books.apply(submit("pooled", prompt=5, pooling="last"))
+    state = Scheduler(SchedulerConfig(), capacity())
+    state.apply(submit("pooled", prompt=5, pooling="last"))
     result = StepResult(at=0.0, tokens=(NO_TOKEN,), pooled=((float("nan"),),))
-    (end,) = endings(books.commit(books.plan(0.0), result)).values()
+    (end,) = endings(state.commit(state.plan(0.0), result)).values()
 
     assert end.fault.code is FaultCode.NOT_A_NUMBER
     assert end.embedding is None

@@ -64,7 +64,7 @@ def test_long_prompts_that_wait_for_their_turn_hold_no_kv():
     for _ in range(10):
         there.step(at=9.0)
 
-    assert there.scheduler._books.running_count == 1
+    assert there.scheduler._state.running_count == 1
     assert there.why("long1") == "others that came first fill the step"
 
 
@@ -136,7 +136,7 @@ def deep(short_prompts: int) -> Stage:
         there.ask(f"short{number}", prompt=1, max_new_tokens=400)
     there.step()
     there.ask("long", prompt=1000)
-    while sum(lengths(there.step())) and there.scheduler._books.groups[0].prefilling[0].planned < 512:
+    while sum(lengths(there.step())) and there.scheduler._state.groups[0].prefilling[0].planned < 512:
         pass
     return there
 

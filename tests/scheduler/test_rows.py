@@ -37,7 +37,7 @@ def registered(monkeypatch):
 
 
 def of(stage: Stage, id: str) -> Sequence:
-    return stage.scheduler._books.sequences[RequestId(id)]
+    return stage.scheduler._state.sequences[RequestId(id)]
 
 
 def turn(stage: Stage, seconds: float = 3.0) -> list[StepPlan]:
@@ -189,7 +189,7 @@ def test_whichever_adapter_has_its_turn_there_is_a_row_for_each_of_its_sequences
     for _ in range(6):
         turn(stage)
         stage.step()
-        open_groups = stage.scheduler._books.open_groups
+        open_groups = stage.scheduler._state.open_groups
         assert not any(group.rowless for group in open_groups)
 
     assert of(stage, "first again").holds_kv, "the first adapter has no more than the second then"
@@ -216,7 +216,7 @@ def test_one_without_a_row_may_leave_and_gives_back_its_kv():
 
     assert stage.scheduler.is_idle
     assert len(stage.said(Finished)) == 3
-    assert stage.scheduler._books.blocks.free == stage.scheduler._books.blocks.total
+    assert stage.scheduler._state.blocks.free == stage.scheduler._state.blocks.total
 
 
 def test_one_without_a_row_is_told_why_it_is_parked():
@@ -238,17 +238,17 @@ def test_one_without_a_row_is_told_why_it_is_parked():
 def test_one_that_lacks_a_row_only_says_since_when():
     stage = Stage(slots=2, policy=TURNS, rows=2)
     stage.seat(1, 2)
-    lost_at = stage.scheduler._books.groups[AdapterId(1)].ran_at
-    stage.scheduler._books.lose_row(of(stage, "runs1"))
+    lost_at = stage.scheduler._state.groups[AdapterId(1)].ran_at
+    stage.scheduler._state.lose_row(of(stage, "runs1"))
     stage.ask("base", **LONG)
     plan = stage.scheduler.plan(5.0)
     assert seated(plan) == ["runs1"]
     stage.finish(plan)
-    stage.scheduler._books.lose_row(of(stage, "runs1"))
-    of(stage, "runs1").flights += 1  # so that it does not sit down at once
+    stage.scheduler._state.lose_row(of(stage, "runs1"))
+    of(stage, "runs1").steps_in_flight += 1  # so that it does not sit down at once
     stage.step(at=6.0)
     stage.tell(Explain(RequestId("runs1"), 7.0))
-    of(stage, "runs1").flights -= 1
+    of(stage, "runs1").steps_in_flight -= 1
     stage.finish(stage.scheduler.plan(7.0))
 
     (answer,) = stage.said(Explained)
@@ -260,10 +260,10 @@ def test_a_sequence_with_a_step_in_flight_gives_up_its_row_and_sits_down_when_it
     stage = Stage(slots=1, policy=TURNS, rows=1, config=SchedulerConfig(overlap_depth=2))
     stage.seat(1)
     stage.ask("second", adapter=2, **LONG)
-    books, sequence = stage.scheduler._books, of(stage, "runs1")
+    state, sequence = stage.scheduler._state, of(stage, "runs1")
     in_flight = stage.scheduler.plan(stage.now)
-    assert sequence.flights == 1
-    books.lose_row(sequence)
+    assert sequence.steps_in_flight == 1
+    state.lose_row(sequence)
     between = stage.scheduler.plan(stage.now)
     assert between.seats == between.decodes == (), "its newest token is not known yet"
     stage.finish(in_flight, token=42)
@@ -283,7 +283,7 @@ def test_a_prompt_that_lost_its_row_goes_on_where_it_was():
     stage.step()
     stage.arrive(1)
     assert [(chunk.start, chunk.length) for chunk in stage.step().chunks] == [(0, 8)]
-    stage.scheduler._books.lose_row(of(stage, "long"))
+    stage.scheduler._state.lose_row(of(stage, "long"))
     plan = stage.step()
 
     assert [seat.computed for seat in plan.seats] == [8]
@@ -295,8 +295,8 @@ def test_one_without_a_row_is_the_first_to_give_up_its_kv():
     stage.ask("first", prompt=3, **LONG)
     stage.ask("second", prompt=3, at=0.1, **LONG)
     stage.step()
-    stage.scheduler._books.lose_row(of(stage, "first"))
-    of(stage, "first").flights += 1  # so that it does not sit down at once
+    stage.scheduler._state.lose_row(of(stage, "first"))
+    of(stage, "first").steps_in_flight += 1  # so that it does not sit down at once
     for _ in range(15):
         stage.step()
 
@@ -311,8 +311,8 @@ def test_the_limit_of_a_key_counts_sequences_without_a_row():
     stage = Stage(adapters=0, rows=4)
     stage.ask("first", tenant=narrow, **LONG)
     stage.step()
-    stage.scheduler._books.lose_row(of(stage, "first"))
-    of(stage, "first").flights += 1
+    stage.scheduler._state.lose_row(of(stage, "first"))
+    of(stage, "first").steps_in_flight += 1
     stage.ask("second", tenant=narrow)
     stage.step()
 
@@ -325,11 +325,11 @@ def test_a_tenant_below_its_share_of_rows_gets_one_for_its_sequence_that_holds_k
     for number in range(3):
         stage.ask(f"burst{number}", tenant="burst", **LONG)
     stage.step()
-    stage.scheduler._books.lose_row(of(stage, "mine"))
-    of(stage, "mine").flights += 1  # so that it does not sit down at once
+    stage.scheduler._state.lose_row(of(stage, "mine"))
+    of(stage, "mine").steps_in_flight += 1  # so that it does not sit down at once
     stage.ask("third", tenant="third", **LONG)
     assert seated(stage.step()) == ["third"]
-    of(stage, "mine").flights -= 1
+    of(stage, "mine").steps_in_flight -= 1
 
     assert seated(stage.step()) == ["mine"]
     assert [event.request_id for event in stage.said(Preempted)] == ["burst2"]
@@ -342,10 +342,10 @@ def test_the_delayer_counts_the_rows_of_sequences_that_run():
     stage.ask("second", adapter=2, **LONG)
     for _ in range(2):
         turn(stage)
-    books = stage.scheduler._books
+    state = stage.scheduler._state
 
-    assert (books.running_count, books.rows.free) == (2, 6)
-    assert (books.rows.in_use, books.rows.available) == (1, 7)
+    assert (state.running_count, state.rows.free) == (2, 6)
+    assert (state.rows.in_use, state.rows.available) == (1, 7)
 
 
 # ── whole runs ───────────────────────────────────────────────────────────────────────────────────────────────────────

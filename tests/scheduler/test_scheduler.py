@@ -23,58 +23,58 @@ def commit(scheduler: Scheduler, plan: StepPlan, token: int = 7):
 
 
 def test_a_prompt_longer_than_a_step_is_computed_in_chunks_and_samples_only_at_its_end():
-    books = scheduler(SchedulerConfig(chunked_prefill_size=8))
-    books.apply(submit(prompt=20))
+    subject = scheduler(SchedulerConfig(chunked_prefill_size=8))
+    subject.apply(submit(prompt=20))
 
     chunks = []
     for _ in range(3):
-        plan = books.plan(0.0)
+        plan = subject.plan(0.0)
         chunks += [(chunk.start, chunk.length, chunk.samples) for chunk in plan.chunks]
-        commit(books, plan)
+        commit(subject, plan)
     assert chunks == [(0, 8, False), (8, 8, False), (16, 4, True)]
 
 
 def test_running_sequences_decode_in_the_step_that_computes_a_newcomers_prompt():
-    books = scheduler(SchedulerConfig(chunked_prefill_size=8))
-    books.apply(submit("old", prompt=2))
-    commit(books, books.plan(0.0))
-    books.apply(submit("new", prompt=20))
+    subject = scheduler(SchedulerConfig(chunked_prefill_size=8))
+    subject.apply(submit("old", prompt=2))
+    commit(subject, subject.plan(0.0))
+    subject.apply(submit("new", prompt=20))
 
-    plan = books.plan(0.0)
+    plan = subject.plan(0.0)
     assert plan.decodes == (0,)
     assert [chunk.length for chunk in plan.chunks] == [7]
 
 
 def test_the_next_step_is_planned_before_this_ones_token_is_known():
-    books = scheduler()
-    books.apply(submit(prompt=3, max_new_tokens=3))
+    subject = scheduler()
+    subject.apply(submit(prompt=3, max_new_tokens=3))
 
-    plans = [books.plan(0.0) for _ in range(4)]
+    plans = [subject.plan(0.0) for _ in range(4)]
     assert [len(plan.sampled_rows) for plan in plans] == [1, 1, 1, 0]
 
 
 def test_a_token_computed_for_a_sequence_that_has_stopped_is_dropped():
-    books = scheduler()
-    books.apply(submit(prompt=3, stop_token_ids=frozenset({7})))
-    first, second = books.plan(0.0), books.plan(0.0)
+    subject = scheduler()
+    subject.apply(submit(prompt=3, stop_token_ids=frozenset({7})))
+    first, second = subject.plan(0.0), subject.plan(0.0)
 
-    produced, finished = [event for event in commit(books, first) if not isinstance(event, Admitted)]
+    produced, finished = [event for event in commit(subject, first) if not isinstance(event, Admitted)]
     assert produced.tokens == (7,)
     assert finished.reason is FinishReason.STOP
-    (produced,) = commit(books, second)
+    (produced,) = commit(subject, second)
     assert produced.tokens == ()
-    assert books.is_idle
+    assert subject.is_idle
 
 
 def test_logprobs_keep_to_their_request_when_another_has_stopped_in_flight():
-    books = scheduler()
-    books.apply(submit("stops", stop_token_ids=frozenset({7})))
-    books.apply(submit("stays", arrived_at=1.0, logprobs=1))
-    first, second = books.plan(0.0), books.plan(0.0)
-    books.commit(first, StepResult(at=0.0, tokens=(7, 8)))
+    subject = scheduler()
+    subject.apply(submit("stops", stop_token_ids=frozenset({7})))
+    subject.apply(submit("stays", arrived_at=1.0, logprobs=1))
+    first, second = subject.plan(0.0), subject.plan(0.0)
+    subject.commit(first, StepResult(at=0.0, tokens=(7, 8)))
     logprobs = TokenLogprobs(-0.5, ((9, -0.5),))
 
-    (produced,) = books.commit(second, StepResult(at=0.0, tokens=(7, 9), logprobs=((1, logprobs),)))
+    (produced,) = subject.commit(second, StepResult(at=0.0, tokens=(7, 9), logprobs=((1, logprobs),)))
     assert produced == Produced(at=0.0, request_ids=("stays",), tokens=(9,), logprobs=((0, logprobs),))
 
 
@@ -102,14 +102,14 @@ def test_a_request_ends_by_length_where_it_asked_or_where_the_context_ends():
     ],
 )
 def test_a_prompt_that_can_never_be_computed_is_refused_with_the_limit(prompt, found, code, number):
-    books = scheduler(**found)
-    books.apply(submit(prompt=prompt))
+    subject = scheduler(**found)
+    subject.apply(submit(prompt=prompt))
 
-    (end,) = commit(books, books.plan(0.0))
+    (end,) = commit(subject, subject.plan(0.0))
     assert end.reason is FinishReason.FAILED
     assert end.fault.code is code
     assert number in end.fault.message
-    assert books.is_idle
+    assert subject.is_idle
 
 
 @pytest.mark.parametrize(
@@ -117,22 +117,22 @@ def test_a_prompt_that_can_never_be_computed_is_refused_with_the_limit(prompt, f
     [("logit_bias", ((5, 1.0), (100, 1.0))), ("allowed_token_ids", (100, 5)), ("bad_words", ((1, 2), (7, 100)))],
 )
 def test_a_token_that_the_model_does_not_have_is_refused_by_the_name_of_its_field(field, value):
-    books = scheduler(vocabulary=100)
-    books.apply(submit("wrong", prompt=(5, 6), **{field: value}))
-    books.apply(submit("right", prompt=(5, 6), stop_token_ids=frozenset({100})))
+    subject = scheduler(vocabulary=100)
+    subject.apply(submit("wrong", prompt=(5, 6), **{field: value}))
+    subject.apply(submit("right", prompt=(5, 6), stop_token_ids=frozenset({100})))
 
-    ended = endings(commit(books, books.plan(0.0)))
+    ended = endings(commit(subject, subject.plan(0.0)))
     assert (ended["wrong"].fault.code, ended["wrong"].fault.param) == (FaultCode.BAD_FIELD, field)
     assert "has only 100 tokens" in ended["wrong"].fault.message
     assert "right" not in ended
 
 
 def test_a_request_that_leaves_no_token_ends_with_a_sentence_and_alone():
-    books = scheduler()
-    books.apply(submit("a", arrived_at=0.0))
-    books.apply(submit("b", arrived_at=1.0))
+    subject = scheduler()
+    subject.apply(submit("a", arrived_at=0.0))
+    subject.apply(submit("b", arrived_at=1.0))
 
-    events = books.commit(books.plan(2.0), StepResult(at=2.0, tokens=(NO_CHOICE, 7)))
+    events = subject.commit(subject.plan(2.0), StepResult(at=2.0, tokens=(NO_CHOICE, 7)))
     (fault,) = [end.fault for end in endings(events).values()]
     assert fault.code is FaultCode.BAD_FIELD
     assert "No token is left" in fault.message
@@ -140,34 +140,34 @@ def test_a_request_that_leaves_no_token_ends_with_a_sentence_and_alone():
 
 
 def test_a_request_beyond_the_queue_is_refused_and_the_others_are_not():
-    books = scheduler(SchedulerConfig(max_queued_requests=2))
+    subject = scheduler(SchedulerConfig(max_queued_requests=2))
     for id in "abc":
-        books.apply(submit(id))
+        subject.apply(submit(id))
 
-    events = commit(books, books.plan(0.0))
+    events = commit(subject, subject.plan(0.0))
     assert {id: end.fault.code for id, end in endings(events).items()} == {"c": FaultCode.QUEUE_FULL}
     assert outputs(events).keys() == {"a", "b"}
 
 
 def test_an_id_that_is_open_cannot_be_used_again_until_it_ends():
-    books = scheduler()
-    books.apply(submit("twin", max_new_tokens=1))
-    books.apply(submit("twin"))
-    (refused, *_rest) = commit(books, books.plan(0.0))
+    subject = scheduler()
+    subject.apply(submit("twin", max_new_tokens=1))
+    subject.apply(submit("twin"))
+    (refused, *_rest) = commit(subject, subject.plan(0.0))
     assert refused.fault.code is FaultCode.DUPLICATE_ID
 
-    books.apply(submit("twin", max_new_tokens=1))
-    assert outputs(commit(books, books.plan(0.0))) == {"twin": [7]}
+    subject.apply(submit("twin", max_new_tokens=1))
+    assert outputs(commit(subject, subject.plan(0.0))) == {"twin": [7]}
 
 
 def test_more_requests_than_rows_wait_and_say_why():
-    books = scheduler(rows=1)
-    books.apply(submit("sits"))
-    books.apply(submit("waits"))
-    plan = books.plan(0.0)
+    subject = scheduler(rows=1)
+    subject.apply(submit("sits"))
+    subject.apply(submit("waits"))
+    plan = subject.plan(0.0)
 
     assert [seat.request_id for seat in plan.seats] == ["sits"]
-    assert books.refusals() == {"waits": "as many requests run as may run"}
+    assert subject.refusals() == {"waits": "as many requests run as may run"}
 
 
 def test_when_kv_runs_short_the_newest_gives_way_and_still_answers_in_full():
@@ -238,32 +238,32 @@ def test_prefix_caching_can_be_turned_off():
 
 @pytest.mark.parametrize("steps_before", [0, 1, 2, 3])
 def test_an_abort_at_any_moment_frees_everything_within_the_pass(steps_before):
-    books = scheduler(SchedulerConfig(chunked_prefill_size=8))
-    books.apply(submit("gone", prompt=20, max_new_tokens=50))
-    flying = [books.plan(0.0) for _ in range(steps_before)]
-    books.apply(abort("gone", at=9.0))
-    books.check()
+    subject = scheduler(SchedulerConfig(chunked_prefill_size=8))
+    subject.apply(submit("gone", prompt=20, max_new_tokens=50))
+    flying = [subject.plan(0.0) for _ in range(steps_before)]
+    subject.apply(abort("gone", at=9.0))
+    subject.check()
 
-    events = [event for plan in flying for event in commit(books, plan)] + commit(books, books.plan(9.0))
+    events = [event for plan in flying for event in commit(subject, plan)] + commit(subject, subject.plan(9.0))
     assert endings(events)["gone"].reason is FinishReason.ABORT
     assert outputs(events) == {}
-    assert books.is_idle
-    books.check()
+    assert subject.is_idle
+    subject.check()
 
 
 def test_a_request_that_has_all_it_needs_counts_as_stopped():
-    books = scheduler()
-    books.apply(submit("a"))
-    books.apply(Abort(RequestId("a"), at=1.0, is_complete=True))
+    subject = scheduler()
+    subject.apply(submit("a"))
+    subject.apply(Abort(RequestId("a"), at=1.0, is_complete=True))
 
-    assert endings(commit(books, books.plan(1.0)))["a"].reason is FinishReason.STOP
-    assert books.is_idle
+    assert endings(commit(subject, subject.plan(1.0)))["a"].reason is FinishReason.STOP
+    assert subject.is_idle
 
 
 def test_aborting_an_unknown_request_changes_nothing():
-    books = scheduler()
-    books.apply(abort("stranger"))
-    assert commit(books, books.plan(0.0)) == []
+    subject = scheduler()
+    subject.apply(abort("stranger"))
+    assert commit(subject, subject.plan(0.0)) == []
 
 
 def test_a_step_too_small_for_the_rows_is_refused_at_the_start():
@@ -273,18 +273,18 @@ def test_a_step_too_small_for_the_rows_is_refused_at_the_start():
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_row_without_a_token_fails_and_nobody_beside_it_notices(depth):
-    books = scheduler()
+    subject = scheduler()
     for name in ("lost", "well"):
-        books.apply(submit(name, prompt=4, max_new_tokens=9, logprobs=0))
-    under_way = [books.plan(0.0) for _ in range(depth)]
+        subject.apply(submit(name, prompt=4, max_new_tokens=9, logprobs=0))
+    under_way = [subject.plan(0.0) for _ in range(depth)]
     events = []
     for step in range(4):
         plan = under_way.pop(0)
         tokens = tuple(NO_TOKEN if step == 2 and i == 0 else 7 for i in range(len(plan.sampled_rows)))
         logprobs = tuple((i, TokenLogprobs(-float(i), ())) for i in range(len(tokens)))
-        events += books.commit(plan, StepResult(at=float(step), tokens=tokens, logprobs=logprobs))
-        books.check()
-        under_way.append(books.plan(0.0))
+        events += subject.commit(plan, StepResult(at=float(step), tokens=tokens, logprobs=logprobs))
+        subject.check()
+        under_way.append(subject.plan(0.0))
 
     assert endings(events)["lost"].fault.code is FaultCode.NOT_A_NUMBER
     assert endings(events)["lost"].output_tokens == 2

@@ -80,16 +80,16 @@ def test_a_prompt_whose_scores_are_wanted_is_computed_even_where_its_kv_is_cache
 
 
 def test_a_prompt_preempted_half_way_goes_on_behind_what_is_scored_and_still_cached():
-    books = Scheduler(SchedulerConfig(chunked_prefill_size=2), capacity(blocks=6, block_size=4, rows=2))
-    books.apply(submit("old", prompt=3, max_new_tokens=8))
-    books.apply(submit("scored", prompt=15, max_new_tokens=1, prompt_logprobs=0, arrived_at=1.0))
+    state = Scheduler(SchedulerConfig(chunked_prefill_size=2), capacity(blocks=6, block_size=4, rows=2))
+    state.apply(submit("old", prompt=3, max_new_tokens=8))
+    state.apply(submit("scored", prompt=15, max_new_tokens=1, prompt_logprobs=0, arrived_at=1.0))
     events: list[Event] = []
     spans = []
-    while not books.is_idle:
-        plan = books.plan(2.0)
+    while not state.is_idle:
+        plan = state.plan(2.0)
         spans += [(scoring.start, scoring.end) for scoring in plan.scorings]
         scores = (TokenLogprobs(-1.0, ()),) * sum(scoring.end - scoring.start for scoring in plan.scorings)
-        events += books.commit(plan, StepResult(at=2.0, tokens=(7,) * len(plan.sampled_rows), scores=scores))
+        events += state.commit(plan, StepResult(at=2.0, tokens=(7,) * len(plan.sampled_rows), scores=scores))
 
     assert [event.request_id for event in events if isinstance(event, Preempted)] == ["scored"]
     cached = [event.cached_tokens for event in events if isinstance(event, Admitted) and event.request_id == "scored"]
@@ -105,13 +105,13 @@ def test_scores_come_before_the_first_token():
 
 
 def test_nobody_hears_the_scores_of_a_request_that_left_while_they_were_made():
-    books = Scheduler(SchedulerConfig(), capacity())
-    books.apply(submit("leaves", prompt=5, prompt_logprobs=1))
-    books.apply(submit("stays", prompt=4, prompt_logprobs=1, arrived_at=1.0))
-    plan = books.plan(1.0)
-    books.apply(abort("leaves", at=1.5))
+    state = Scheduler(SchedulerConfig(), capacity())
+    state.apply(submit("leaves", prompt=5, prompt_logprobs=1))
+    state.apply(submit("stays", prompt=4, prompt_logprobs=1, arrived_at=1.0))
+    plan = state.plan(1.0)
+    state.apply(abort("leaves", at=1.5))
     scores = tuple(TokenLogprobs(-float(number), ()) for number in range(7))
-    events = books.commit(plan, StepResult(at=2.0, tokens=(7, 7), scores=scores))
+    events = state.commit(plan, StepResult(at=2.0, tokens=(7, 7), scores=scores))
 
     (told,) = [event for event in events if isinstance(event, PromptsScored)]
     assert told == PromptsScored(2.0, ("stays",), (scores[4:],))

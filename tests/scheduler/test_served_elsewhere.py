@@ -35,7 +35,7 @@ def test_service_elsewhere_of_a_tenant_that_has_no_request_here_is_nothing():
     stage.tell(ServedElsewhere("stranger", 5000, 5000))
     stage.ask("s0", tenant="stranger")
 
-    assert "stranger" in stage.scheduler._books.accounts.active
+    assert "stranger" in stage.scheduler._state.accounts.active
     assert order(stage)[0] == "b0"
 
 
@@ -50,5 +50,5 @@ def test_a_tenant_that_other_engines_serve_all_the_time_still_gets_its_share_of_
         stage.tell(ServedElsewhere("late", 100_000, 100_000))
         stage.step()
 
-    accounts = stage.scheduler._books.accounts.active
+    accounts = stage.scheduler._state.accounts.active
     assert (accounts["burst"].rows, accounts["late"].rows) == (4, 4)

@@ -27,7 +27,7 @@ class TimedStage(Stage):
 
     def finish(self, plan: StepPlan, token: int = 7) -> None:
         tokens = (token,) * len(plan.sampled_rows)
-        deep = self.scheduler._books.deep_prefix or math.inf
+        deep = self.scheduler._state.deep_prefix or math.inf
         step_s = DECODE_S + self.token_s * sum(work_of(chunk.length, chunk.start, deep) for chunk in plan.chunks)
         self.events += self.scheduler.commit(plan, StepResult(at=self.now, step_s=step_s, tokens=tokens))
         self.scheduler.check()
@@ -142,7 +142,7 @@ def test_a_chunk_behind_a_long_prefix_counts_for_what_it_takes():
 def test_no_newcomer_is_seated_without_a_token_when_the_time_is_used_up():
     there = streaming(stage(deep_prefix=64))
     there.ask("long", prompt=1000)
-    while there.scheduler._books.groups[0].prefilling[:1] == [] or there.step().chunks[0].start < 500:
+    while there.scheduler._state.groups[0].prefilling[:1] == [] or there.step().chunks[0].start < 500:
         there.step()
     for number in range(5):
         there.ask(f"short{number}", prompt=4)

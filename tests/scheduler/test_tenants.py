@@ -23,7 +23,7 @@ def preempted(stage: Stage) -> list[str]:
 
 
 def rows_by(stage: Stage, tenant: str) -> int:
-    account = stage.scheduler._books.accounts.active.get(tenant)
+    account = stage.scheduler._state.accounts.active.get(tenant)
     return account.rows if account else 0
 
 
@@ -94,7 +94,7 @@ def test_a_neighbour_gets_kv_though_another_tenant_holds_all_of_it():
     crowd(stage, 8, prompt=50)
     for _ in range(60):
         stage.step()
-    assert stage.scheduler._books.blocks.free <= 4
+    assert stage.scheduler._state.blocks.free <= 4
 
     stage.said(Preempted)
     stage.ask("neighbour0", tenant="neighbour", prompt=40, max_new_tokens=30)

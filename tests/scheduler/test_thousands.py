@@ -14,7 +14,7 @@ from rota.core.messages import AdapterFetched, Inspect, Message
 from rota.core.plan import StepResult
 from rota.core.policy_config import PolicyConfig
 from rota.scheduler import Scheduler
-from rota.scheduler.adapter_state import AdapterState
+from rota.scheduler.adapter_state import Group
 from tests.builders import add_adapter, capacity, submit
 from tests.counting import calls_in
 
@@ -22,7 +22,7 @@ FEW, MANY = 100, 2000
 MOST_BYTES = 700
 
 
-class Unwalked(dict[AdapterId, AdapterState]):
+class Unwalked(dict[AdapterId, Group]):
     """Finds what it is asked for, and cannot be walked through."""
 
     def __iter__(self) -> Iterator[AdapterId]:
@@ -38,8 +38,8 @@ def known(adapters: int, policy: str = "rotate") -> Scheduler:
     for number in range(1, adapters + 1):
         scheduler.apply(replace(add_adapter(number), is_read_later=True))
     pass_once(scheduler)
-    books = scheduler._books
-    books.groups = Unwalked(books.groups)
+    state = scheduler._state
+    state.groups = Unwalked(state.groups)
     return scheduler
 
 

@@ -42,7 +42,7 @@ def test_a_pass_that_preempts_asks_to_be_called_again_at_once():
 
 def test_a_row_that_becomes_free_within_a_few_steps_is_waited_for():
     stage = full()
-    stage.scheduler._books.step_s = 0.01
+    stage.scheduler._state.step_s = 0.01
     stage.ask("urgent", priority=1)
     assert seated(stage.step(at=1.0 + 0.01 * (PATIENCE_STEPS - 1))) == []
     assert stage.why("urgent") == "as many requests run as may run"

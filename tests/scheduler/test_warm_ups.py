@@ -195,7 +195,7 @@ def test_without_overlap_the_step_with_the_copy_answers_at_once():
 def test_a_hundred_versions_leave_nothing_in_the_books():
     stage = Stage(adapters=1, slots=2)
     stage.seat(1)
-    used_before = len(stage.scheduler._books.groups)
+    used_before = len(stage.scheduler._state.groups)
     for new in range(2, 102):
         renew(stage, new, former=new - 1)
         stage.step()
@@ -204,8 +204,8 @@ def test_a_hundred_versions_leave_nothing_in_the_books():
             stage.unload(new - 1)
         stage.step()
 
-    assert len(stage.scheduler._books.groups) == used_before + 1
-    assert stage.scheduler._books.hosts.known == 2
+    assert len(stage.scheduler._state.groups) == used_before + 1
+    assert stage.scheduler._state.hosts.known == 2
 
 
 def test_a_version_that_requests_wait_for_comes_into_a_slot_as_soon_as_it_is_read():

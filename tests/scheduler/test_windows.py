@@ -10,7 +10,7 @@ BLOCK = 16
 
 
 def held(stage: Stage) -> int:
-    blocks = stage.scheduler._books.blocks
+    blocks = stage.scheduler._state.blocks
     return blocks.total - blocks.free
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from rota.runtime.children import freeze_heap
 from rota.server.calls import reading_room
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 
 @pytest.fixture(autouse=True, scope="package")
@@ -27,7 +27,7 @@ def _checks_may_wait_for_their_turn() -> Iterator[None]:
     """Only processor time is limited, unless a test says otherwise."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("TEXT", "GRAMMAR"):
-            patch.setattr(reading_room, name, replace(getattr(reading_room, name), wall_s=PATIENCE_S))
+            patch.setattr(reading_room, name, replace(getattr(reading_room, name), wall_s=TIMEOUT_S))
         yield
 
 

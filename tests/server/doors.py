@@ -19,7 +19,7 @@ from rota.runtime.closable import ClosableService
 from rota.server.door.door import Door
 from rota.server.door.port import hold_port
 from rota.server.listen import GracefulServer
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import TIMEOUT_S, until
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Served:
 
     def connect(self, host: str = "127.0.0.1") -> socket.socket:
         """A connection that comes from this address of the machine."""
-        return socket.create_connection(("127.0.0.1", self.port), PATIENCE_S, source_address=(host, 0))
+        return socket.create_connection(("127.0.0.1", self.port), TIMEOUT_S, source_address=(host, 0))
 
     def ask(self, path: str = "/hello", host: str = "127.0.0.1") -> bytes:
         """The whole answer to a request on a connection of its own."""
@@ -80,7 +80,7 @@ def served(**options: object) -> Iterator[Served]:
     finally:
         one.may_end.set()
         server.should_exit = True
-        thread.join(PATIENCE_S)
+        thread.join(TIMEOUT_S)
         assert not thread.is_alive(), "the server has not stopped"
 
 
@@ -101,7 +101,7 @@ def _app(one: Served) -> FastAPI:
     async def slow() -> StreamingResponse:
         async def letters() -> AsyncIterator[bytes]:
             yield b"begun"
-            await asyncio.to_thread(one.may_end.wait, PATIENCE_S)
+            await asyncio.to_thread(one.may_end.wait, TIMEOUT_S)
             yield b"ended"
 
         return StreamingResponse(letters())

@@ -16,11 +16,11 @@ from typing import Any
 from rota.core.config import EngineConfig
 from rota.core.ids import EngineId
 from rota.core.messages import Message
-from rota.runtime.patience import Patience
 from rota.runtime.process import EngineProcess
 from rota.runtime.replicas.service import ReplicatedService
 from rota.runtime.service import BuildDevice, InProcessService, Service, ServiceState
 from rota.runtime.supervisor import SupervisedService
+from rota.runtime.timeouts import EngineTimeouts
 from tests.fakes import FakeDevice
 from tests.server.ray_engines import packed_device, placed
 
@@ -54,12 +54,12 @@ def threads(build_device: BuildDevice, config: EngineConfig | None = None, repli
 def processes(
     build_device: BuildDevice,
     config: EngineConfig | None = None,
-    patience: Patience | None = None,
+    timeouts: EngineTimeouts | None = None,
     replicas: int = REPLICAS,
 ) -> Service:
     """Engines in processes of their own."""
     new_engine = placed if IS_ON_RAY else EngineProcess
-    return joined([SupervisedService(build_device, one, patience, new_engine) for one in configs(config, replicas)])
+    return joined([SupervisedService(build_device, one, timeouts, new_engine) for one in configs(config, replicas)])
 
 
 def configs(config: EngineConfig | None, replicas: int) -> list[EngineConfig]:

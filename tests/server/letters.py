@@ -28,7 +28,7 @@ from tests.fakes import FakeDevice, alphabet
 from tests.server.engines import engines
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import TIMEOUT_S, until
 
 CONTEXT = 200
 
@@ -51,7 +51,7 @@ class Gate(threading.Event):
         self._at = at
 
     def __call__(self, tokens: Sequence[int]) -> int:
-        assert len(tokens) < self._at or self.wait(PATIENCE_S)
+        assert len(tokens) < self._at or self.wait(TIMEOUT_S)
         return alphabet(tokens)
 
 
@@ -68,7 +68,7 @@ def serving(
     adapters: tuple[str, ...] = (),
     load_refusal: str = "",
     now: Callable[[], float] = lambda: 0.0,
-    enders: Sequence[OnEnd] = (),
+    on_finish: Sequence[OnEnd] = (),
     has_grammars: bool = False,
     around: Callable[[FastAPI], Any] = lambda app: app,
 ) -> Iterator[httpx.Client]:
@@ -79,7 +79,7 @@ def serving(
     tokenizer = Tokenizer(write_byte_tokenizer(folder))
     access = Access(registry, keys, load_refusal, now, allowed_origins=config.allowed_origins if config else ())
     app = create_app(
-        service, tokenizer, registry, access=access, config=config, enders=enders, has_grammars=has_grammars
+        service, tokenizer, registry, access=access, config=config, on_finish=on_finish, has_grammars=has_grammars
     )
     # Without TLS nobody needs certificates, and to read them all takes longer than all else that a client does here.
     with running(around(app)) as url, httpx.Client(base_url=url, verify=False) as client:
@@ -109,7 +109,7 @@ def raw_ask(
     """A connection that has asked for something and reads nothing of it yet."""
     address, body = urlsplit(str(client.base_url)), json.dumps(fields)
     connection = socket.socket()
-    connection.settimeout(PATIENCE_S)
+    connection.settimeout(TIMEOUT_S)
     if receive_buffer is not None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
     connection.connect((address.hostname, address.port))

@@ -11,7 +11,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from rota.server.door.connection import BoundedConnection
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import TIMEOUT_S, until
 
 # What a client does not read soon stays with the server, and whoever writes has to wait.
 SEND_BUFFER = 16 * 1024
@@ -32,6 +32,6 @@ def running(app: FastAPI) -> Iterator[str]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
-        thread.join(PATIENCE_S)
+        thread.join(TIMEOUT_S)
         listener.close()
         assert not thread.is_alive(), "the server has not stopped"

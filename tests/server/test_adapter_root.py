@@ -22,7 +22,7 @@ from tests.server.engines import engines
 from tests.server.letters import error_of, serving
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def client(folder) -> Iterator[httpx.Client]:
         running(create_app(service, Tokenizer(folder / "tiny"), registry)) as url,
         httpx.Client(base_url=url) as client,
     ):
-        service.wait_until_ready(PATIENCE_S)
+        service.wait_until_ready(TIMEOUT_S)
         yield client
 
 

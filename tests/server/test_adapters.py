@@ -28,7 +28,7 @@ from tests.server.engines import engines
 from tests.server.letters import Gate
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import TIMEOUT_S, until
 
 Serve = Callable[..., httpx.Client]
 PIRATE, POET = AdapterId(1), AdapterId(2)
@@ -37,12 +37,12 @@ STREAMED = {"model": "poet", "prompt": "abc", "max_tokens": 60, "stream": True}
 
 
 @contextmanager
-def serving(folder: Path, device: FakeDevice, patience_s: float = PATIENCE_S) -> Iterator[httpx.Client]:
+def serving(folder: Path, device: FakeDevice, timeout_s: float = TIMEOUT_S) -> Iterator[httpx.Client]:
     """A server of letters with two adapters, pirate and poet, around a device."""
     registry = Registry("letters", "/models/letters")
     adapters = [registry.add(LoraPath(name=name, path=f"/adapters/{name}")) for name in FIRST]
     service = PreloadedService(engines(lambda: device), adapters)
-    app = create_app(service, Tokenizer(write_byte_tokenizer(folder)), registry, patience_s)
+    app = create_app(service, Tokenizer(write_byte_tokenizer(folder)), registry, timeout_s)
     with running(app) as url, httpx.Client(base_url=url) as client:
         yield client
 
@@ -80,7 +80,7 @@ class GatedDevice(FakeDevice):
 
     def fetch(self, adapter: Adapter) -> Message:
         if "new" in adapter.path:
-            assert GATE.wait(PATIENCE_S)
+            assert GATE.wait(TIMEOUT_S)
         return super().fetch(adapter)
 
 
@@ -269,7 +269,7 @@ def test_an_unload_makes_the_name_unknown_at_once_and_waits_for_whoever_runs(ser
 
 
 def test_an_unload_whose_users_take_too_long_goes_on_in_the_background(serve, gated):
-    client = serve(gated, patience_s=0.05)
+    client = serve(gated, timeout_s=0.05)
     with client.stream("POST", "/v1/completions", json=STREAMED) as stream:
         lines = stream.iter_lines()
         next(lines)

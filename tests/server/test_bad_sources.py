@@ -36,7 +36,7 @@ from tests.sources.hub_server import TOKEN, HubServer, hub_server
 from tests.sources.s3_front import S3Front, s3_front
 from tests.sources.s3_server import SECRET, S3Server, s3_server
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 S3, HUB = "s3://adapters/tenants/legal", "hf://acme/legal"
 # Of a listing that never comes; all others may be slow on a busy machine.
@@ -47,7 +47,7 @@ SHORT_S = 0.2
 class Opened:
     """Opens sources, which wait for so long."""
 
-    timeout_s: float = PATIENCE_S
+    timeout_s: float = TIMEOUT_S
 
     def __call__(self, scheme: str) -> Source:
         return Hub(self.timeout_s) if scheme == "hf" else ObjectStore(scheme, self.timeout_s, self.timeout_s)
@@ -73,7 +73,7 @@ class Stage:
         self.hub.put("acme/legal", self.files(made))
 
     def heal(self) -> None:
-        self.opened.timeout_s = PATIENCE_S
+        self.opened.timeout_s = TIMEOUT_S
         self.front.heal()
         self.hub.heal()
 

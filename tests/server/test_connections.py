@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from rota.server.door.connection import MAX_HEAD_BYTES, BoundedConnection
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 GET = b"GET / HTTP/1.1\r\nHost: here\r\n"
 Connect = Callable[..., socket.socket]
@@ -24,7 +24,7 @@ Connect = Callable[..., socket.socket]
 class Unhurried(BoundedConnection):
     """Waits longer than a busy machine holds up a client."""
 
-    head_s = read_s = PATIENCE_S
+    head_s = read_s = TIMEOUT_S
 
 
 class Hasty(Unhurried):
@@ -48,7 +48,7 @@ class Answering:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.is_asked.set()
-        await asyncio.to_thread(self.may_answer.wait, PATIENCE_S)
+        await asyncio.to_thread(self.may_answer.wait, TIMEOUT_S)
         request = Request(scope, receive)
         await request.body()
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -70,7 +70,7 @@ def connect(app: Answering) -> Iterator[Connect]:
 
         def begin(kind: type[BoundedConnection], beginning: bytes = b"") -> socket.socket:
             listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-            client = stack.enter_context(socket.create_connection(listener.getsockname(), timeout=PATIENCE_S))
+            client = stack.enter_context(socket.create_connection(listener.getsockname(), timeout=TIMEOUT_S))
             client.sendall(beginning)
             stack.enter_context(served(app, kind, listener))
             return client
@@ -136,7 +136,7 @@ def test_a_body_that_comes_with_its_headers_is_not_counted_as_theirs(connect):
 def test_whoever_waits_for_an_answer_is_left_alone_whatever_line_follows_the_request(connect, app):
     app.may_answer.clear()
     client = connect(Hasty, GET + b"\r\n")
-    assert app.is_asked.wait(PATIENCE_S)
+    assert app.is_asked.wait(TIMEOUT_S)
     client.sendall(b"\r\n")
     # Twice as long as a head may take.
     threading.Timer(2 * Hasty.head_s, app.may_answer.set).start()
@@ -147,7 +147,7 @@ def test_whoever_waits_for_an_answer_is_left_alone_whatever_line_follows_the_req
 def test_a_client_that_never_reads_its_answer_is_given_up(connect, app):
     client = connect(Hasty, GET + b"X-Megabytes: 50\r\n\r\n")
 
-    assert app.has_answered.wait(PATIENCE_S), "whoever writes waits until the client is given up"
+    assert app.has_answered.wait(TIMEOUT_S), "whoever writes waits until the client is given up"
     assert not read_to_end(client).endswith(b"well\r\n0\r\n\r\n")
 
 

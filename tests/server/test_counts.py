@@ -12,7 +12,7 @@ from rota.core.messages import Message
 from rota.runtime.service import ServicePhase, ServiceState
 from rota.server.metrics import FRESH_S, Counts
 from tests.builders import capacity
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 # An answer of then stays fresh, however slow the machine is.
 LATER_S = 3600.0
@@ -48,7 +48,7 @@ async def asked(counts: Counts, steps: int) -> dict[EngineId, Inspected]:
 def test_while_a_step_runs_a_scraper_gets_the_last_numbers_and_questions_do_not_pile_up():
     async def act() -> None:
         engine = Engine()
-        counts = Counts(engine, patience_s=60.0)
+        counts = Counts(engine, timeout_s=60.0)
         assert (await asked(counts, steps=1))[EngineId(0)].steps == 1
         for _ in range(3):
             assert (await counts.ask(()))[EngineId(0)].steps == 1
@@ -61,7 +61,7 @@ def test_while_a_step_runs_a_scraper_gets_the_last_numbers_and_questions_do_not_
 
 def test_numbers_that_are_too_old_are_left_out():
     async def act() -> None:
-        counts = Counts(Engine(), patience_s=0.01)
+        counts = Counts(Engine(), timeout_s=0.01)
         counts.observe([answer(time.monotonic() - FRESH_S - 1.0)])
 
         assert await counts.ask(()) == {}
@@ -71,12 +71,12 @@ def test_numbers_that_are_too_old_are_left_out():
 
 def test_an_engine_that_died_with_the_question_is_not_waited_for():
     async def act() -> None:
-        counts = Counts(Engine(), patience_s=60.0)
+        counts = Counts(Engine(), timeout_s=60.0)
         scrape = asyncio.create_task(counts.ask(()))
         await asyncio.sleep(0)
         counts.observe([EngineRestarted(at=time.monotonic(), reason="It died.")])
 
-        assert await asyncio.wait_for(scrape, PATIENCE_S) == {}
+        assert await asyncio.wait_for(scrape, TIMEOUT_S) == {}
 
     asyncio.run(act())
 
@@ -88,16 +88,16 @@ def test_without_an_engine_there_are_no_numbers_and_no_wait(is_up):
         engine.is_gone = True
         if not is_up:
             engine.state = ServiceState(phase=ServicePhase.STARTING)
-        counts = Counts(engine, patience_s=60.0)
+        counts = Counts(engine, timeout_s=60.0)
         for _ in range(2):
-            assert await asyncio.wait_for(counts.ask(()), PATIENCE_S) == {}
+            assert await asyncio.wait_for(counts.ask(()), TIMEOUT_S) == {}
 
     asyncio.run(act())
 
 
 def test_a_whole_inspection_for_another_reader_is_no_answer():
     async def act() -> None:
-        counts = Counts(Engine(), patience_s=0.01)
+        counts = Counts(Engine(), timeout_s=0.01)
         scrape = asyncio.create_task(counts.ask(()))
         await asyncio.sleep(0)
         whole = Inspected(at=time.monotonic(), steps=1, rows=0, blocks=1, blocks_used=0, slots=1, adapters=())

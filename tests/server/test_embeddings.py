@@ -16,7 +16,7 @@ from rota.core.ids import BASE
 from rota.server.access.keys import Key, KeyRing, digest_of
 from tests.fakes import FakeDevice
 from tests.server.letters import CONTEXT, counts, error_of, has_ended, letters_device, raw_ask, serving
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import TIMEOUT_S, until
 
 KEYS = KeyRing(
     {
@@ -89,7 +89,7 @@ def test_base64_holds_the_same_numbers(client):
 
 
 def test_the_openai_package_reads_them(client):
-    with OpenAI(base_url=f"{client.base_url}/v1", api_key="sk-all", max_retries=0, timeout=PATIENCE_S) as openai:
+    with OpenAI(base_url=f"{client.base_url}/v1", api_key="sk-all", max_retries=0, timeout=TIMEOUT_S) as openai:
         answer = openai.embeddings.create(model="letters", input=["ab", "c"])
 
     assert [entry.embedding for entry in answer.data][1] == pytest.approx(unit("c"), abs=1e-6)

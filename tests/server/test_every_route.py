@@ -47,7 +47,7 @@ def client(tmp_path_factory) -> Iterator[httpx.Client]:
         ended.append(request_id)
 
     folder = tmp_path_factory.mktemp("model")
-    with serving(folder, letters_device(), keys=KEYS, adapters=("pirate",), enders=[note]) as client:
+    with serving(folder, letters_device(), keys=KEYS, adapters=("pirate",), on_finish=[note]) as client:
         client.headers["x-api-key"] = "sk-all"
         yield client
 

@@ -28,7 +28,7 @@ from tests.server.engines import threads
 from tests.server.running import running
 from tests.sources.s3_server import SECRET, S3Server, s3_server
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 KEYS = """
 [keys.acme]
@@ -92,7 +92,7 @@ def client(disk) -> Iterator[httpx.Client]:
         running(create_app(service, Tokenizer(disk / "tiny"), registry, access=access, elsewhere=elsewhere)) as url,
         httpx.Client(base_url=url) as client,
     ):
-        service.wait_until_ready(PATIENCE_S)
+        service.wait_until_ready(TIMEOUT_S)
         yield client
 
 

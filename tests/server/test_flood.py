@@ -16,7 +16,7 @@ import httpx
 from tests.processes import started
 from tests.server.endless import ENDLESS
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import PATIENCE_S, line_of, until
+from tests.waiting import TIMEOUT_S, line_of, until
 
 SCRIPT = """
 import os, resource, sys
@@ -73,7 +73,7 @@ def flood(url: str, count: int) -> Iterator[list[socket.socket]]:
         for _ in range(count):
             with suppress(ConnectionError):
                 where = (address.hostname, address.port)
-                opened.append(stack.enter_context(socket.create_connection(where, PATIENCE_S)))
+                opened.append(stack.enter_context(socket.create_connection(where, TIMEOUT_S)))
         yield opened
 
 
@@ -83,7 +83,7 @@ def client(url: str) -> httpx.Client:
         base_url=url,
         headers={"Authorization": "Bearer secret"},
         transport=httpx.HTTPTransport(local_address="127.0.0.2", limits=httpx.Limits(max_keepalive_connections=0)),
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
     )
 
 

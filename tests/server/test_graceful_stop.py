@@ -20,7 +20,7 @@ from tests.engine.model_factory import make_tiny_model
 from tests.processes import PIPE, Program, started
 from tests.server.engines import REPLICAS
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import PATIENCE_S, line_of
+from tests.waiting import TIMEOUT_S, line_of
 
 # It says six letters, and the rest once there is a file called "go".
 SCRIPT = """
@@ -120,7 +120,7 @@ def test_whoever_is_inside_is_served_and_whoever_comes_is_sent_away(start, tmp_p
 def answer_to_a_head_without_end(url: str) -> bytes:
     """What a server says to headers that are one byte too long, and go on."""
     address = urlsplit(url)
-    with socket.create_connection((address.hostname, address.port), timeout=PATIENCE_S) as connection:
+    with socket.create_connection((address.hostname, address.port), timeout=TIMEOUT_S) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nX-More: ".ljust(MAX_HEAD_BYTES + 1, b"a"))
         return connection.recv(65536)
 

@@ -21,7 +21,7 @@ from rota.server.access.keys import ANYONE
 from rota.server.calls.reading_room import GRAMMAR, ReadingRoom
 from tests.processes import is_alive
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import TIMEOUT_S, until
 
 # For what is stopped and will never come; whoever is not stopped is not held up for as long.
 SHORT_S = 5.0
@@ -34,7 +34,7 @@ TOO_SLOW = f"it takes more than {GRAMMAR.cpu_s:g} seconds of processor time to r
 
 def patient(**limits: Any) -> Kind:
     """A check may take long by the clock, however busy the machine is."""
-    return replace(GRAMMAR, **{"wall_s": PATIENCE_S, **limits})
+    return replace(GRAMMAR, **{"wall_s": TIMEOUT_S, **limits})
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def run(folder: Path, test: Callable[[ReadingRoom], Awaitable[None]], **options:
     async def body() -> None:
         checks = ReadingRoom(folder, **options)
         try:
-            await asyncio.wait_for(test(checks), PATIENCE_S)
+            await asyncio.wait_for(test(checks), TIMEOUT_S)
         finally:
             pids = checks.pids
             await checks.close()

@@ -22,7 +22,7 @@ LATE_S = 0.25
 
 @pytest.mark.usefixtures("frozen_heap")
 def test_a_flood_of_hostile_grammars_holds_up_neither_the_event_loop_nor_the_engine(tmp_path: Path):
-    pulse, at, engine_s = Pulse(), dict[int, float](), list[float]()
+    heartbeat, at, engine_s = Pulse(), dict[int, float](), list[float]()
 
     def next_letter(tokens: Sequence[int]) -> int:
         thread, now = threading.get_ident(), time.thread_time()
@@ -30,7 +30,7 @@ def test_a_flood_of_hostile_grammars_holds_up_neither_the_event_loop_nor_the_eng
         at[thread] = now
         return alphabet(tokens)
 
-    with serving(tmp_path, FakeDevice(next_token=next_letter), has_grammars=True, around=pulse.around) as client:
+    with serving(tmp_path, FakeDevice(next_token=next_letter), has_grammars=True, around=heartbeat.around) as client:
         client.post("/v1/completions", json={"prompt": "a", "guided_regex": "a"}).raise_for_status()
         with flooded(str(client.base_url), clients=2) as answers:
             while len(answers) < 2 * len(HOSTILE):
@@ -39,4 +39,4 @@ def test_a_flood_of_hostile_grammars_holds_up_neither_the_event_loop_nor_the_eng
                 assert until(lambda: len(answers) > count)  # noqa: B023
 
     assert {status for status, _ in answers} == {200, 400}
-    assert max(pulse.longest_s, *engine_s) < LATE_S
+    assert max(heartbeat.longest_s, *engine_s) < LATE_S

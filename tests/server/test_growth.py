@@ -22,7 +22,7 @@ from tests.server.endless import ENDLESS, endless_device
 from tests.server.engines import configs
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import TIMEOUT_S, until
 
 WAITS = ServiceState(phase=ServicePhase.STARTING, reason="It needs 1 GPU, and the cluster has 0 free.", may_last=True)
 
@@ -52,7 +52,7 @@ class Replica(InProcessService):
         super().stop()
 
     def _build(self) -> FakeDevice:
-        assert self.may_start.wait(PATIENCE_S)
+        assert self.may_start.wait(TIMEOUT_S)
         return endless_device()
 
 
@@ -134,7 +134,7 @@ def test_a_server_without_a_place_answers_503_with_the_reason_and_does_not_let_r
     waiting.start()
     assert until(lambda: bool(stage._service._desk._at))
     stage.first.wait_for_place()
-    waiting.join(PATIENCE_S)
+    waiting.join(TIMEOUT_S)
     answers = [*with_answer, stage.ask("letters"), stage.ask("letters", stream=True)]
     assert [(one.status_code, one.json()["error"]["message"]) for one in answers] == [(503, WAITS.reason)] * 3
     ready = stage.client.get("/readyz")

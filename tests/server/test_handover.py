@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from rota.server.door.connection import BoundedConnection
 from rota.server.door.handover import LEAST_BYTES, handover_of
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import TIMEOUT_S, until
 
 BODY = bytes(range(256)) * (LEAST_BYTES // 64)  # of four times the least size
 HEAD = b"PUT / HTTP/1.1\r\nHost: here\r\n"
@@ -27,7 +27,7 @@ LENGTH = b"Content-Length: %d\r\n\r\n" % len(BODY)
 class Patient(BoundedConnection):
     """Waits longer than a busy machine holds up a client."""
 
-    head_s = body_s = read_s = PATIENCE_S
+    head_s = body_s = read_s = TIMEOUT_S
 
 
 class Hasty(Patient):
@@ -70,8 +70,8 @@ class Keeper:
         """Whether no thread reads: all of them take part in something else."""
         together = threading.Barrier(5)
         for _ in range(4):
-            self.threads.submit(together.wait, PATIENCE_S)
-        together.wait(PATIENCE_S)
+            self.threads.submit(together.wait, TIMEOUT_S)
+        together.wait(TIMEOUT_S)
         return True
 
 
@@ -94,13 +94,13 @@ def served(keeper: Keeper, kind: type[BoundedConnection]) -> Iterator[tuple[str,
         thread.start()
         yield listener.getsockname()
         server.should_exit = True
-        thread.join(PATIENCE_S)
+        thread.join(TIMEOUT_S)
         assert not thread.is_alive(), "the server has not stopped"
 
 
 @contextmanager
 def connected(keeper: Keeper, kind: type[BoundedConnection] = Patient) -> Iterator[socket.socket]:
-    with served(keeper, kind) as address, socket.create_connection(address, timeout=PATIENCE_S) as client:
+    with served(keeper, kind) as address, socket.create_connection(address, timeout=TIMEOUT_S) as client:
         yield client
 
 
@@ -162,7 +162,7 @@ def test_a_server_without_files_to_open_reads_a_body_as_it_reads_small_ones(keep
 def test_a_client_that_leaves_in_the_middle_frees_the_thread(keeper):
     with connected(keeper) as client:
         client.sendall(HEAD + LENGTH + BODY[: LEAST_BYTES // 2])
-        assert keeper.begun.wait(PATIENCE_S)
+        assert keeper.begun.wait(TIMEOUT_S)
         client.close()
         assert until(lambda: keeper.endings == ["ClientDisconnect"])
         assert keeper.is_idle
@@ -183,7 +183,7 @@ def test_a_server_that_stops_does_not_wait_for_a_body(keeper):
         with served(keeper, Patient) as address:
             client.connect(address)
             client.sendall(HEAD + LENGTH + BODY[: LEAST_BYTES // 2])
-            assert keeper.begun.wait(PATIENCE_S)
+            assert keeper.begun.wait(TIMEOUT_S)
         assert keeper.is_idle, "a thread still reads"
 
 

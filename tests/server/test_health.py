@@ -29,7 +29,7 @@ from tests.server.engines import REPLICAS, as_of_one, engines
 from tests.server.letters import counts
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import TIMEOUT_S, until
 
 TWO_WAIT = EngineConfig(scheduler=SchedulerConfig(max_queued_requests=2))
 
@@ -58,7 +58,7 @@ def test_readiness_is_503_while_starting_and_200_when_ready(serve, path):
     may_start = threading.Event()
 
     def build() -> FakeDevice:
-        assert may_start.wait(PATIENCE_S)
+        assert may_start.wait(TIMEOUT_S)
         return FakeDevice()
 
     client, service = serve(build)
@@ -128,7 +128,7 @@ def test_an_engine_that_dies_in_the_middle_of_an_answer_ends_it_with_an_error(se
 
     def breaks_at_ten(tokens: Sequence[int]) -> int:
         if len(tokens) == 10:
-            assert has_begun.wait(PATIENCE_S)
+            assert has_begun.wait(TIMEOUT_S)
             raise ZeroDivisionError("a kernel went wrong")
         return 97
 

@@ -69,7 +69,7 @@ def keys(tmp_path, caplog) -> Iterator[Keys]:
     service = engines(lambda: FakeDevice(next_token=GATE))
     watch = KeyWatch(keys.source, access.replace_keys, every_s=0.01)
     tokenizer = Tokenizer(write_byte_tokenizer(tmp_path))
-    app = create_app(service, tokenizer, registry, access=access, companions=[watch.run])
+    app = create_app(service, tokenizer, registry, access=access, service_tasks=[watch.run])
     feed = Feed(registry.base, lambda: registry.adapters, lambda: service.state)
     install_dashboard(app, Viewers(feed, service.send), access.operator_of)
     with running(app) as url, httpx.Client(base_url=url) as keys.client:

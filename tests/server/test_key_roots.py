@@ -31,7 +31,7 @@ from tests.server.engines import engines
 from tests.server.letters import error_of, events_of, serving
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 KEYS = """
 [keys.acme]
@@ -116,7 +116,7 @@ def client(root) -> Iterator[httpx.Client]:
         running(create_app(service, Tokenizer(folder), registry, access=access)) as url,
         httpx.Client(base_url=url) as client,
     ):
-        service.wait_until_ready(PATIENCE_S)
+        service.wait_until_ready(TIMEOUT_S)
         yield client
 
 

@@ -55,15 +55,15 @@ class Pulse:
 
 
 @pytest.fixture(scope="module")
-def pulse() -> Pulse:
+def heartbeat() -> Pulse:
     return Pulse()
 
 
 @pytest.fixture(scope="module")
-def url(pulse: Pulse, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def url(heartbeat: Pulse, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     # The conversation fits: each message is two tokens.
     device = FakeDevice(next_token=alphabet, capacity=capacity(max_sequence_tokens=200_000, blocks=512))
-    with serving(tmp_path_factory.mktemp("model"), device, keys=KEYS, around=pulse.around) as client:
+    with serving(tmp_path_factory.mktemp("model"), device, keys=KEYS, around=heartbeat.around) as client:
         yield str(client.base_url)
 
 
@@ -71,10 +71,10 @@ def client_of(url: str, key: str) -> httpx.Client:
     return httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"})
 
 
-def test_four_calls_with_thousands_of_messages_hold_up_no_other_client(url: str, pulse: Pulse):
+def test_four_calls_with_thousands_of_messages_hold_up_no_other_client(url: str, heartbeat: Pulse):
     with client_of(url, "attacker") as attacker, client_of(url, "tenant") as tenant, ThreadPoolExecutor() as threads:
         assert attacker.post("/tokenize", content=FIRST).json()["count"] == 200
-        pulse.longest_s = 0.0
+        heartbeat.longest_s = 0.0
 
         calls = [threads.submit(attacker.post, "/tokenize", content=ATTACK) for _ in range(CALLS)]
         for _ in range(CALLS):
@@ -83,11 +83,11 @@ def test_four_calls_with_thousands_of_messages_hold_up_no_other_client(url: str,
             assert answer.json()["usage"]["completion_tokens"] == 5
 
         assert [call.result().json()["count"] for call in calls] == [2 * MANY] * CALLS
-        assert pulse.longest_s <= LONGEST_BLOCK_S
+        assert heartbeat.longest_s <= LONGEST_BLOCK_S
 
 
 @pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/completions", "/generate"])
-def test_a_large_body_for_an_answer_holds_up_no_other_client(route: str, url: str, pulse: Pulse):
+def test_a_large_body_for_an_answer_holds_up_no_other_client(route: str, url: str, heartbeat: Pulse):
     fields = {
         "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}] * MANY + [{"role": "nurse"}]},
         "/v1/completions": {"prompt": [[97]] * MANY, "max_tokens": 1},
@@ -95,11 +95,11 @@ def test_a_large_body_for_an_answer_holds_up_no_other_client(route: str, url: st
     }
     with client_of(url, "attacker") as attacker:
         attacker.post("/tokenize", content=FIRST)
-        pulse.longest_s = 0.0
+        heartbeat.longest_s = 0.0
         answer = attacker.post(route, json=fields[route])
 
     assert answer.status_code == 400
-    assert pulse.longest_s <= LONGEST_BLOCK_S
+    assert heartbeat.longest_s <= LONGEST_BLOCK_S
 
 
 def test_a_long_prompt_is_answered_as_a_short_one_is(url: str):

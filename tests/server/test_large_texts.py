@@ -27,7 +27,7 @@ from rota.text.tokenizer import Tokenizer
 from tests.processes import is_alive, started
 from tests.server.jobs import echo, fails, hangs, takes_memory
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import PATIENCE_S, line_of, until
+from tests.waiting import TIMEOUT_S, line_of, until
 
 ACME, OTHER = Key("acme"), Key("other")
 LIMITS = TextLimits(max_sequence_tokens=200_000)
@@ -47,7 +47,7 @@ def run(folder: Path, test: Callable[[ReadingRoom], Awaitable[None]], **options:
     async def body() -> None:
         room = ReadingRoom(folder, has_grammars=False, **options)
         try:
-            await asyncio.wait_for(test(room), PATIENCE_S)
+            await asyncio.wait_for(test(room), TIMEOUT_S)
         finally:
             pids = room.pids
             await room.close()
@@ -239,5 +239,5 @@ def test_a_server_that_ends_without_a_word_does_not_wait_for_its_worker(folder: 
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with started([sys.executable, tmp_path / "parent.py", folder, "and end"], env=environment) as parent:
         worker = int(line_of(parent).split()[0])
-        assert parent.wait(PATIENCE_S) == 0
+        assert parent.wait(TIMEOUT_S) == 0
         assert until(lambda: not is_alive(worker))

@@ -28,7 +28,7 @@ from tests.fakes import FakeDevice
 from tests.server.endless import ENDLESS, endless_device
 from tests.server.engines import as_of_one, engines
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import TIMEOUT_S, until
 
 
 def listen_with(build_device: BuildDevice, folder: Path, announce, *adapters: LoraPath, **options) -> None:
@@ -60,7 +60,7 @@ def listen_with(build_device: BuildDevice, folder: Path, announce, *adapters: Lo
     )
     is_over.set()
     for one in announced:
-        one.result(timeout=PATIENCE_S)
+        one.result(timeout=TIMEOUT_S)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -134,14 +134,14 @@ def test_whoever_hears_that_it_stops_is_sent_away_before_the_drain_has_begun(tmp
     drain, heard = ClosableService.drain, []
 
     def drain_late(service: ClosableService, timeout_s: float) -> None:
-        assert was_refused.wait(PATIENCE_S)
+        assert was_refused.wait(TIMEOUT_S)
         drain(service, timeout_s)
 
     def announce(url: str) -> None:
         with httpx.stream("POST", f"{url}/v1/completions", json=body) as stream:
             next(stream.iter_lines())
             os.kill(os.getpid(), signal.SIGTERM)
-            assert was_told.wait(PATIENCE_S)
+            assert was_told.wait(TIMEOUT_S)
             answer = httpx.post(f"{url}/v1/completions", json={"prompt": "abc"})
             was_refused.set()
             heard.extend([answer.status_code, answer.json()["error"]["code"]])
@@ -169,7 +169,7 @@ def test_answers_that_outlast_the_time_or_the_patience_of_the_operator_are_ended
             next(lines)
             for _ in range(signals):
                 os.kill(os.getpid(), signal.SIGTERM)
-                assert was_told.wait(PATIENCE_S)
+                assert was_told.wait(TIMEOUT_S)
             heard.extend(lines)
 
     listen_with(endless_device, tmp_path, announce, drain_timeout=drain_s, say=say)
@@ -184,11 +184,11 @@ def test_a_server_that_is_told_to_stop_while_it_starts_stops_without_complaint(t
 
     def build() -> FakeDevice:
         is_starting.set()
-        assert may_start.wait(PATIENCE_S)
+        assert may_start.wait(TIMEOUT_S)
         return FakeDevice()
 
     def interrupt() -> None:
-        assert is_starting.wait(PATIENCE_S)
+        assert is_starting.wait(TIMEOUT_S)
         os.kill(os.getpid(), signal.SIGTERM)
         may_start.set()
 
@@ -214,7 +214,7 @@ def test_however_many_signals_come_the_application_ends_as_it_should(tmp_path, c
     service = ClosableService(inner)
     service.stop = stop  # type: ignore[method-assign]
     registry, tokenizer = Registry("letters", str(tmp_path)), Tokenizer(write_byte_tokenizer(tmp_path))
-    app = create_app(service, tokenizer, registry, companions=[live])
+    app = create_app(service, tokenizer, registry, service_tasks=[live])
     config = ServerConfig(port=0)
     server = GracefulServer(app, service, Door(config), config.drain_timeout, lambda _: None)
     thread = threading.Thread(target=server.run, args=([hold_port(config.host, 0)],))
@@ -222,7 +222,7 @@ def test_however_many_signals_come_the_application_ends_as_it_should(tmp_path, c
     assert until(server.accepts.is_set)
     for _ in range(3):
         server.handle_exit(signal.SIGTERM, None)
-    thread.join(PATIENCE_S)
+    thread.join(TIMEOUT_S)
 
     assert not thread.is_alive()
     assert server.force_exit

@@ -18,7 +18,7 @@ from tests.server.engines import Heedful, engines
 from tests.server.letters import CONTEXT, error_of, letters_device, serving
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 LONG = "x" * (CONTEXT + 1)
 BODIES: dict[str, dict[str, Any]] = {
@@ -97,7 +97,7 @@ def breaks(_: object) -> int:
 @pytest.mark.parametrize("route", BODIES)
 def test_an_error_of_the_engines_carries_the_name_too(tmp_path, route, capsys):
     with serving(tmp_path, FakeDevice(next_token=breaks)) as client:
-        failed = client.post(route, json=BODIES[route], headers={"X-Request-Id": "job-7"}, timeout=PATIENCE_S)
+        failed = client.post(route, json=BODIES[route], headers={"X-Request-Id": "job-7"}, timeout=TIMEOUT_S)
         down = client.post(route, json=BODIES[route])
 
     assert (failed.status_code, failed.headers["X-Request-Id"]) == (503, "job-7")
@@ -117,7 +117,7 @@ def test_an_error_of_our_own_carries_the_name_too(tmp_path):
     app = create_app(service, Tokenizer(write_byte_tokenizer(tmp_path)), Registry("letters", str(tmp_path)))
     with running(app) as url:
         failed = httpx.post(
-            f"{url}/v1/completions", json={"prompt": "a"}, headers={"X-Request-Id": "job-7"}, timeout=PATIENCE_S
+            f"{url}/v1/completions", json={"prompt": "a"}, headers={"X-Request-Id": "job-7"}, timeout=TIMEOUT_S
         )
 
     assert (failed.status_code, failed.headers["X-Request-Id"]) == (500, "job-7")

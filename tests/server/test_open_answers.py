@@ -12,12 +12,12 @@ from rota.core.errors import RequestError
 from rota.core.request import SamplingParams
 from rota.server.access.keys import Key, KeyRing, digest_of
 from rota.server.answers.answer import TOKENS_AT_A_TIME, Answer, ParsedCall, joined, requests_for
-from rota.server.front import Front
+from rota.server.context import AppContext
 from rota.server.streams import Call
 from tests.fakes import FakeDevice, alphabet
 from tests.server.endless import ENDLESS, endless_device
 from tests.server.letters import Gate, error_of, serving
-from tests.server.test_settling import front_around
+from tests.server.test_settling import context_around
 from tests.waiting import until
 
 ALICE = Key("alice", priority=3)
@@ -27,10 +27,10 @@ ALICE = Key("alice", priority=3)
 def with_front(tmp_path) -> Callable[..., None]:
     """Runs a test on an event loop, with a front around a device."""
 
-    def run(test: Callable[[Front], Awaitable[None]], device: FakeDevice) -> None:
+    def run(test: Callable[[AppContext], Awaitable[None]], device: FakeDevice) -> None:
         async def body() -> None:
-            async with front_around(tmp_path, device) as front:
-                await test(front)
+            async with context_around(tmp_path, device) as context:
+                await test(context)
 
         asyncio.run(body())
 
@@ -38,11 +38,11 @@ def with_front(tmp_path) -> Callable[..., None]:
 
 
 def ask_for(
-    front: Front, name: str = "mine", max_new_tokens: int = ENDLESS, choices: int = 1, stop: tuple[str, ...] = ()
+    context: AppContext, name: str = "mine", max_new_tokens: int = ENDLESS, choices: int = 1, stop: tuple[str, ...] = ()
 ) -> ParsedCall:
     call = Call(ALICE, name)
     sampling = SamplingParams(max_new_tokens=max_new_tokens, stop=stop)
-    requests = requests_for(call, f"cmpl-{name}", front.registry.base, [(97, 98)], sampling, choices)
+    requests = requests_for(call, f"cmpl-{name}", context.registry.base, [(97, 98)], sampling, choices)
     return ParsedCall(call, f"cmpl-{name}", requests, choices)
 
 
@@ -52,28 +52,28 @@ async def wait_for_end(answer: Answer) -> None:
 
 
 def test_an_open_answer_is_found_by_every_name_it_has_and_by_none_afterwards(with_front):
-    async def test(front: Front) -> None:
-        answer = Answer(front, ask_for(front, choices=2))
+    async def test(context: AppContext) -> None:
+        answer = Answer(context, ask_for(context, choices=2))
         names = ["mine", "cmpl-mine", "cmpl-mine-0-0", "cmpl-mine-0-1"]
-        (entry,) = front.answers
-        assert all(front.answers.find(ALICE, name) is entry for name in names)
+        (entry,) = context.answers
+        assert all(context.answers.find(ALICE, name) is entry for name in names)
         assert (entry.call.key, [request.priority for request in entry.requests]) == (ALICE, [3, 3])
         answer.close()
-        assert [front.answers.find(ALICE, name) for name in names] == [None] * 4
-        assert list(front.answers) == []
+        assert [context.answers.find(ALICE, name) for name in names] == [None] * 4
+        assert list(context.answers) == []
 
     with_front(test, FakeDevice())
 
 
 def test_a_name_is_open_once_at_a_time(with_front):
-    async def test(front: Front) -> None:
-        first = Answer(front, ask_for(front))
+    async def test(context: AppContext) -> None:
+        first = Answer(context, ask_for(context))
         with pytest.raises(RequestError, match=r"A request with the id '.*mine' is still open") as refused:
-            Answer(front, ask_for(front))
+            Answer(context, ask_for(context))
         assert refused.value.fault.code == "duplicate_id"
-        assert front.answers.find(ALICE, "mine"), "the first one is still there"
+        assert context.answers.find(ALICE, "mine"), "the first one is still there"
         first.close()
-        Answer(front, ask_for(front)).close()
+        Answer(context, ask_for(context)).close()
 
     with_front(test, FakeDevice())
 
@@ -81,30 +81,30 @@ def test_a_name_is_open_once_at_a_time(with_front):
 def test_two_keys_may_use_the_same_name_and_each_finds_its_own(with_front):
     bob, operator = Key("bob", may_operate=False), Key("operator")
 
-    async def test(front: Front) -> None:
-        hers, asked = Answer(front, ask_for(front)), ask_for(front)
-        his = Answer(front, replace(asked, call=Call(bob, "mine")))
-        found = {key.name: front.answers.find(key, "mine") for key in (ALICE, bob, operator)}
+    async def test(context: AppContext) -> None:
+        hers, asked = Answer(context, ask_for(context)), ask_for(context)
+        his = Answer(context, replace(asked, call=Call(bob, "mine")))
+        found = {key.name: context.answers.find(key, "mine") for key in (ALICE, bob, operator)}
         assert {name: one and one.call.key for name, one in found.items()} == {
             "alice": ALICE,
             "bob": bob,
             "operator": ALICE,
         }
         hers.close()
-        assert front.answers.find(operator, "mine") is found["bob"]
-        assert front.answers.find(Key("eve", may_operate=False), "mine") is None
+        assert context.answers.find(operator, "mine") is found["bob"]
+        assert context.answers.find(Key("eve", may_operate=False), "mine") is None
         his.close()
-        assert list(front.answers) == []
+        assert list(context.answers) == []
 
     with_front(test, FakeDevice())
 
 
 def test_whoever_leaves_and_comes_back_under_the_same_name_hears_nothing_of_what_it_left(with_front):
-    async def test(front: Front) -> None:
-        left = Answer(front, ask_for(front))
+    async def test(context: AppContext) -> None:
+        left = Answer(context, ask_for(context))
         await left.next()
         left.close()
-        answer = Answer(front, ask_for(front, max_new_tokens=6))
+        answer = Answer(context, ask_for(context, max_new_tokens=6))
         parts = []
         while not answer.is_finished:
             parts += await answer.next()
@@ -116,8 +116,8 @@ def test_whoever_leaves_and_comes_back_under_the_same_name_hears_nothing_of_what
 
 
 def test_an_answer_that_nobody_reads_before_its_end_is_made_of_few_pieces(with_front, monkeypatch):
-    async def test(front: Front) -> None:
-        answer = Answer(front, ask_for(front, max_new_tokens=100, choices=2))
+    async def test(context: AppContext) -> None:
+        answer = Answer(context, ask_for(context, max_new_tokens=100, choices=2))
         read, reads = answer.reply.next, []
         monkeypatch.setattr(answer.reply, "next", lambda: reads.append(1) or read())
         parts = await answer.whole()
@@ -129,8 +129,8 @@ def test_an_answer_that_nobody_reads_before_its_end_is_made_of_few_pieces(with_f
 
 
 def test_stop_strings_are_looked_for_in_every_token(with_front):
-    async def test(front: Front) -> None:
-        answer = Answer(front, ask_for(front, stop=("f",)))
+    async def test(context: AppContext) -> None:
+        answer = Answer(context, ask_for(context, stop=("f",)))
         (part,) = await answer.whole()
         answer.close()
         assert (part.chunk.text, part.chunk.finish_reason) == ("cde", "stop")
@@ -140,10 +140,10 @@ def test_stop_strings_are_looked_for_in_every_token(with_front):
 
 
 def test_an_answer_called_off_ends_with_what_it_has_and_says_so(with_front):
-    async def test(front: Front) -> None:
-        answer = Answer(front, ask_for(front))
+    async def test(context: AppContext) -> None:
+        answer = Answer(context, ask_for(context))
         parts = await answer.next()
-        entry = front.answers.find(ALICE, "mine")
+        entry = context.answers.find(ALICE, "mine")
         assert entry is not None
         entry.reply.cancel()
         while not answer.is_finished:
@@ -157,10 +157,10 @@ def test_an_answer_called_off_ends_with_what_it_has_and_says_so(with_front):
 
 
 def test_an_answer_that_the_service_itself_ends_is_an_error(with_front):
-    async def test(front: Front) -> None:
-        answer = Answer(front, ask_for(front))
+    async def test(context: AppContext) -> None:
+        answer = Answer(context, ask_for(context))
         await answer.next()
-        await asyncio.to_thread(front.service.stop)
+        await asyncio.to_thread(context.service.stop)
         with pytest.raises(RequestError, match="stopping") as ended:
             await wait_for_end(answer)
         assert ended.value.fault.code == "server_stopping"

@@ -12,7 +12,7 @@ from openai import AsyncOpenAI, OpenAI
 
 from rota.server.access.keys import Key, KeyRing, digest_of
 from tests.server.letters import CONTEXT, letters_device, serving
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 MESSAGES = [{"role": "user", "content": "ab"}]
 
@@ -36,7 +36,7 @@ def server(device, tmp_path_factory) -> Iterator[httpx.Client]:
 
 
 def client_of(server: httpx.Client, key: str = "sk-all") -> OpenAI:
-    return OpenAI(base_url=f"{server.base_url}/v1", api_key=key, max_retries=0, timeout=PATIENCE_S)
+    return OpenAI(base_url=f"{server.base_url}/v1", api_key=key, max_retries=0, timeout=TIMEOUT_S)
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def test_it_lists_models(client):
 
 def test_many_at_once_get_their_own_answers(server):
     async def ask_all() -> list[str]:
-        async with AsyncOpenAI(base_url=f"{server.base_url}/v1", api_key="sk-all", timeout=PATIENCE_S) as client:
+        async with AsyncOpenAI(base_url=f"{server.base_url}/v1", api_key="sk-all", timeout=TIMEOUT_S) as client:
             asked = [client.completions.create(model="letters", prompt="x" * n, max_tokens=2) for n in range(1, 33)]
             return [answer.choices[0].text for answer in await asyncio.gather(*asked)]
 

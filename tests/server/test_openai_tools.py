@@ -11,7 +11,7 @@ from openai import OpenAI
 from pydantic import BaseModel
 
 from tests.server.speaker import Speaker, speaking
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 MESSAGES = [{"role": "user", "content": "Is it warm?"}]
 CALL = '<tool_call>\n{"name": "Weather", "arguments": {"city": "Rome", "days": 2}}\n</tool_call>'
@@ -36,7 +36,7 @@ def speaker() -> Speaker:
 def client(speaker, tmp_path_factory) -> Iterator[OpenAI]:
     with (
         speaking(tmp_path_factory.mktemp("model"), speaker) as server,
-        OpenAI(base_url=f"{server.base_url}/v1", api_key="x", max_retries=0, timeout=PATIENCE_S) as client,
+        OpenAI(base_url=f"{server.base_url}/v1", api_key="x", max_retries=0, timeout=TIMEOUT_S) as client,
     ):
         yield client
 

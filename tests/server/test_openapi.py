@@ -17,7 +17,7 @@ from schemathesis import GenerationMode
 from tests.builders import capacity
 from tests.fakes import FakeDevice
 from tests.server.letters import serving
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +111,7 @@ def test_nothing_made_from_the_schema_is_answered_with_a_5xx(client, schema, mod
         @given(case=operation.as_strategy(generation_mode=mode))
         def every_answer_is_our_own(case: schemathesis.Case) -> None:
             asked.add(case.path)
-            response = case.call(base_url=str(client.base_url), timeout=PATIENCE_S)
+            response = case.call(base_url=str(client.base_url), timeout=TIMEOUT_S)
             assert response.status_code < 500, f"{case.as_curl_command()}: {response.text}"
 
         # An operation without parameters cannot be asked wrongly, and one whose stream has no end is tested elsewhere.

@@ -16,7 +16,7 @@ from rota.server.access.keys import Key, KeyRing, digest_of
 from tests.server.endless import ENDLESS, endless_device
 from tests.server.engines import REPLICAS
 from tests.server.letters import counts, error_of, has_ended, letters_device, serving
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import TIMEOUT_S, until
 
 RING = KeyRing({digest_of("sk-boss"): Key("boss"), digest_of("sk-user"): Key("user", may_operate=False)})
 MAY_END = threading.Event()
@@ -238,7 +238,7 @@ def test_what_vllms_clients_ask_before_they_train_is_answered(client):
 def test_a_trainers_round_is_answered_as_trl_reads_it(client, ask):
     """TRL's own calls: the next adapter is loaded during a pause, asked for, and the one before is unloaded."""
     for name in ("policy-v1", "policy-v2"):
-        client.post("/pause", params={"mode": "keep"}, timeout=PATIENCE_S).raise_for_status()
+        client.post("/pause", params={"mode": "keep"}, timeout=TIMEOUT_S).raise_for_status()
         load = {"lora_name": name, "lora_path": f"/adapters/{name}", "load_inplace": False}
         assert client.post("/v1/load_lora_adapter", json=load).status_code == 200
         assert client.post("/resume").status_code == 200

@@ -64,7 +64,7 @@ def test_those_who_ask_the_same_at_the_same_time_ask_once():
 def test_an_engine_that_does_not_answer_in_time_is_asked_anew_the_next_time():
     async def ask():
         service = FakeService()
-        queries = Queries(service, patience_s=0.01)
+        queries = Queries(service, timeout_s=0.01)
         answers = [await queries.inspect(), await queries.inspect()]
         queries.observe([STANDING])  # too late, and harmless
         return service.sent, answers
@@ -77,7 +77,7 @@ def test_an_engine_that_does_not_answer_in_time_is_asked_anew_the_next_time():
 def test_during_a_long_step_the_last_answer_is_recalled_also_one_that_came_late():
     async def ask():
         service = FakeService()
-        queries = Queries(service, patience_s=0.01)
+        queries = Queries(service, timeout_s=0.01)
         assert await queries.inspect() == ()
         queries.observe([STANDING])  # too late for whoever asked
         return await queries.inspect(), await queries.inspect_or_recall()
@@ -88,7 +88,7 @@ def test_during_a_long_step_the_last_answer_is_recalled_also_one_that_came_late(
 def test_before_the_first_answer_a_long_step_is_waited_for():
     async def ask():
         service = FakeService()
-        queries = Queries(service, patience_s=0.01)
+        queries = Queries(service, timeout_s=0.01)
         asked = asyncio.create_task(queries.inspect_or_recall())
         while len(service.sent) < 3:  # it has been patient twice, in vain
             await asyncio.sleep(0)
@@ -101,7 +101,7 @@ def test_before_the_first_answer_a_long_step_is_waited_for():
 def test_what_a_dead_engine_told_is_not_recalled():
     async def ask(is_replaced: bool):
         service = FakeService()
-        queries = Queries(service, patience_s=0.001)
+        queries = Queries(service, timeout_s=0.001)
         queries.observe([STANDING])
         if is_replaced:
             queries.observe([EngineRestarted(at=2.0, reason="It died.")])
@@ -125,7 +125,7 @@ def both() -> FakeService:
 
 def test_each_engine_answers_and_the_last_answer_ends_the_wait():
     async def ask():
-        queries = Queries(both(), patience_s=60.0)
+        queries = Queries(both(), timeout_s=60.0)
         asked = asyncio.gather(queries.inspect(), queries.flush_cache())
         await asyncio.sleep(0)
         queries.observe([of_engine(1), CacheFlushed(1.0, 3, EngineId(1)), CacheFlushed(1.0, 4, EngineId(0))])
@@ -139,7 +139,7 @@ def test_each_engine_answers_and_the_last_answer_ends_the_wait():
 
 def test_an_engine_that_dies_or_is_in_a_long_step_does_not_keep_the_answer_of_the_other_back():
     async def ask(does_die: bool):
-        queries = Queries(both(), patience_s=60.0 if does_die else 0.01)
+        queries = Queries(both(), timeout_s=60.0 if does_die else 0.01)
         asked = asyncio.gather(queries.inspect(), queries.flush_cache())
         await asyncio.sleep(0)
         queries.observe([of_engine(1), CacheFlushed(1.0, 3, EngineId(1))])
@@ -153,7 +153,7 @@ def test_an_engine_that_dies_or_is_in_a_long_step_does_not_keep_the_answer_of_th
 
 def test_of_an_engine_in_a_long_step_the_last_answer_is_recalled_beside_the_new_one_of_the_other():
     async def ask():
-        queries = Queries(both(), patience_s=0.01)
+        queries = Queries(both(), timeout_s=0.01)
         queries.observe([of_engine(0)])
         asked = asyncio.create_task(queries.inspect_or_recall())
         await asyncio.sleep(0)
@@ -165,7 +165,7 @@ def test_of_an_engine_in_a_long_step_the_last_answer_is_recalled_beside_the_new_
 
 def test_an_engine_that_is_not_there_is_not_waited_for():
     async def ask(service: FakeService):
-        return await Queries(service, patience_s=60.0).inspect()
+        return await Queries(service, timeout_s=60.0).inspect()
 
     assert asyncio.run(ask(FakeService(ServicePhase.STARTING))) == ()
     assert asyncio.run(ask(FakeService(ServicePhase.DOWN))) == ()

@@ -12,7 +12,7 @@ import pytest
 
 from tests.server.letters import error_of, events_of
 from tests.server.speaker import ANSWER, Speaker, speaking
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 Ask = Callable[..., httpx.Response]
 
@@ -145,7 +145,7 @@ def test_a_stream_whose_thoughts_are_left_out_shows_that_it_is_alive(tmp_path):
     says = speaker.device.next_token
 
     def says_in_two_parts(tokens: Sequence[int]) -> int:
-        assert len(tokens) < 40 or has_heard.wait(PATIENCE_S)
+        assert len(tokens) < 40 or has_heard.wait(TIMEOUT_S)
         return says(tokens)
 
     speaker.device.next_token = says_in_two_parts

@@ -15,10 +15,10 @@ import httpx
 import pytest
 
 from rota.core.lora_paths import LoraPath
-from rota.runtime.patience import Patience
 from rota.runtime.preloaded import PreloadedService
 from rota.runtime.registry import Registry
 from rota.runtime.service import Service
+from rota.runtime.timeouts import EngineTimeouts
 from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.observe.scraped import Scrape
@@ -26,7 +26,7 @@ from tests.server.endless import ENDLESS, mortal_device
 from tests.server.engines import pids_of, processes
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import TIMEOUT_S, until
 
 ADAPTERS = ("pirate", "poet", "owl")
 
@@ -60,8 +60,8 @@ class Stage:
 def stage(tmp_path) -> Iterator[Stage]:
     registry = Registry("letters", str(tmp_path))
     adapters = [registry.add(LoraPath(name=name, path=f"/adapters/{name}")) for name in ADAPTERS]
-    patience = Patience(quick_deaths=2, pause_s=0.01, quick_death_s=60.0)
-    service = PreloadedService(processes(partial(mortal_device, tmp_path), patience=patience, replicas=2), adapters)
+    timeouts = EngineTimeouts(quick_deaths=2, pause_s=0.01, quick_death_s=60.0)
+    service = PreloadedService(processes(partial(mortal_device, tmp_path), timeouts=timeouts, replicas=2), adapters)
     app = create_app(service, Tokenizer(write_byte_tokenizer(tmp_path / "model")), registry)
     with running(app) as url, httpx.Client(base_url=url) as client:
         service.wait_until_ready()
@@ -94,17 +94,17 @@ def check_that_streams_of_the_living_go_on(stage: Stage) -> None:
         with stage.client.stream("POST", "/v1/completions", json=body) as stream:
             come = filter(None, stream.iter_lines())
             lines[name] = [next(come)]
-            may_read.wait(PATIENCE_S)
+            may_read.wait(TIMEOUT_S)
             lines[name] += come
 
     with ThreadPoolExecutor(4) as threads:
         reading = [threads.submit(read, name) for name in ("letters", *ADAPTERS)]
-        may_read.wait(PATIENCE_S)
+        may_read.wait(TIMEOUT_S)
         stage.kill(0)
         assert until(lambda: stage.scrape()("rota_engine_restarts_total", engine="0") == 1)
         (stage.folder / "go").touch()
         for one in reading:
-            one.result(PATIENCE_S)
+            one.result(TIMEOUT_S)
     whole = {name for name, got in lines.items() if '"finish_reason":"stop"' in got[-2]}
     broken = {name for name, got in lines.items() if "engine_died" in got[-2]}
     assert whole | broken == {"letters", *ADAPTERS}
@@ -125,7 +125,7 @@ def test_a_replica_that_dies_is_seen_by_operators_and_by_its_own_clients_alone_w
         stage.kill(1)
         assert until(lambda: stage.statuses() == ["ready", "down"])
         (stage.folder / "go").touch()
-        answers = [one.result(PATIENCE_S) for one in asked]
+        answers = [one.result(TIMEOUT_S) for one in asked]
     codes = sorted(answer.status_code for answer in answers)
     assert codes[0] == 200
     assert codes[-1] == 503

@@ -109,7 +109,7 @@ def test_one_who_leaves_does_not_end_the_load_of_the_others():
 
 
 def test_nobody_waits_for_ever():
-    found, loads = resolver(patience_s=0.01)
+    found, loads = resolver(timeout_s=0.01)
 
     async def ask() -> None:
         loads.may_end.clear()

@@ -15,7 +15,7 @@ from rota.server.responses.writer import Output
 from tests.fakes import FakeDevice
 from tests.server.letters import CONTEXT, error_of, letters_device, serving
 from tests.server.spoken import SPEECH, call_of, named_events_of, parts_of, prompt_of
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def server(device, tmp_path_factory) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def client(server) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{server.base_url}/v1", api_key="-", max_retries=0, timeout=PATIENCE_S) as client:
+    with OpenAI(base_url=f"{server.base_url}/v1", api_key="-", max_retries=0, timeout=TIMEOUT_S) as client:
         yield client
 
 

@@ -14,10 +14,10 @@ import httpx
 import pytest
 
 from rota.core.lora_paths import LoraPath
-from rota.runtime.patience import Patience
 from rota.runtime.preloaded import PreloadedService
 from rota.runtime.registry import Registry
 from rota.runtime.service import Service, ServicePhase
+from rota.runtime.timeouts import EngineTimeouts
 from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.observe.scraped import Scrape
@@ -25,7 +25,7 @@ from tests.runtime.test_supervisor import FolderDevice
 from tests.server.engines import pids_of, processes
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import TIMEOUT_S, until
 
 
 class Stage:
@@ -68,12 +68,12 @@ class Stage:
 
 
 @contextmanager
-def staged(tmp_path: Path, silence_s: float = PATIENCE_S) -> Iterator[Stage]:
+def staged(tmp_path: Path, silence_s: float = TIMEOUT_S) -> Iterator[Stage]:
     folder = tmp_path / "pirate"
     folder.mkdir()
     registry = Registry("letters", str(tmp_path))
     adapter = registry.add(LoraPath(name="pirate", path=str(folder)))
-    service = processes(FolderDevice, patience=Patience(silence_s=silence_s, quick_deaths=100))
+    service = processes(FolderDevice, timeouts=EngineTimeouts(silence_s=silence_s, quick_deaths=100))
     whole = PreloadedService(service, [adapter])
     app = create_app(whole, Tokenizer(write_byte_tokenizer(tmp_path / "model")), registry)
     with running(app) as url, httpx.Client(base_url=url) as client:

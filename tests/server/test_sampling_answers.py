@@ -20,7 +20,7 @@ from tests.server.engines import engines
 from tests.server.letters import error_of
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 LENGTH = 24
 END = 2
@@ -38,7 +38,7 @@ def client(tmp_path_factory) -> Iterator[httpx.Client]:
     service = engines(partial(build_device, config), config)
     app = create_app(service, Tokenizer(folder), Registry("tiny", str(folder)))
     with running(app) as url, httpx.Client(base_url=url) as client:
-        service.wait_until_ready(PATIENCE_S)
+        service.wait_until_ready(TIMEOUT_S)
         yield client
 
 

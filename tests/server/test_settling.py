@@ -19,8 +19,8 @@ from rota.server.access.access import Access
 from rota.server.access.keys import Key
 from rota.server.access.limits import CallDemand
 from rota.server.answers.answer import Answer, ParsedCall, requests_for
+from rota.server.context import AppContext
 from rota.server.errors import ClientGone
-from rota.server.front import Front
 from rota.server.open_answers import Call, OpenAnswers
 from rota.server.queries import Pausing
 from rota.server.streams import Streams
@@ -29,7 +29,7 @@ from tests.fakes import FakeDevice, alphabet
 from tests.server.endless import ENDLESS, endless_device
 from tests.server.engines import engines
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 MOST = 4 * ENDLESS
 ALICE = Key("alice", tokens_per_minute=MOST, max_tokens_in_flight=MOST)
@@ -37,7 +37,7 @@ PROMPT = (97, 98)
 
 
 @asynccontextmanager
-async def front_around(folder: Path, device: FakeDevice, timeout_s: float | None = None) -> AsyncIterator[Front]:
+async def context_around(folder: Path, device: FakeDevice, timeout_s: float | None = None) -> AsyncIterator[AppContext]:
     """Its clock stands still, so that no token comes back by waiting."""
     service = engines(lambda: device)
     registry = Registry("letters", "/models/letters")
@@ -48,25 +48,25 @@ async def front_around(folder: Path, device: FakeDevice, timeout_s: float | None
     try:
         answers = OpenAnswers()
         pausing = Pausing(service, answers)
-        yield Front(service, streams, tokenizer, registry, access, answers, pausing, 15.0, timeout_s)
+        yield AppContext(service, streams, tokenizer, registry, access, answers, pausing, 15.0, timeout_s)
     finally:
         await asyncio.to_thread(service.stop)
 
 
-def call(front: Front, max_new_tokens: int = ENDLESS, choices: int = 1) -> ParsedCall:
+def call(context: AppContext, max_new_tokens: int = ENDLESS, choices: int = 1) -> ParsedCall:
     mine = Call(ALICE, "mine")
     sampling = SamplingParams(max_new_tokens=max_new_tokens)
-    requests = requests_for(mine, "cmpl-mine", front.registry.base, [PROMPT], sampling, choices)
+    requests = requests_for(mine, "cmpl-mine", context.registry.base, [PROMPT], sampling, choices)
     return ParsedCall(mine, "cmpl-mine", requests, choices)
 
 
-def left(front: Front) -> int:
+def left(context: AppContext) -> int:
     """The most tokens that the key could reserve now."""
 
     def fits(tokens: int) -> bool:
         try:
-            front.access.admission.settle(
-                front.access.admission.admit(ALICE, CallDemand(output_tokens=tokens), None, ""), 0
+            context.access.admission.settle(
+                context.access.admission.admit(ALICE, CallDemand(output_tokens=tokens), None, ""), 0
             )
         except RequestError:
             return False
@@ -75,42 +75,42 @@ def left(front: Front) -> int:
     return bisect_left(range(MOST + 1), True, key=lambda tokens: not fits(tokens)) - 1
 
 
-async def finish(_: Front, answer: Answer) -> None:
+async def finish(_: AppContext, answer: Answer) -> None:
     while not answer.is_finished:
         await answer.next()
 
 
-async def cancel(front: Front, answer: Answer) -> None:
+async def cancel(context: AppContext, answer: Answer) -> None:
     await answer.next()
-    (entry,) = front.answers
+    (entry,) = context.answers
     entry.cancel()
-    await finish(front, answer)
+    await finish(context, answer)
 
 
-async def leave(_: Front, answer: Answer) -> None:
+async def leave(_: AppContext, answer: Answer) -> None:
     await answer.next()
     answer.reply.abandon()
     with pytest.raises(ClientGone):
         await answer.next()
 
 
-async def leave_without_reading(_: Front, answer: Answer) -> None:
-    async with asyncio.timeout(PATIENCE_S):
+async def leave_without_reading(_: AppContext, answer: Answer) -> None:
+    async with asyncio.timeout(TIMEOUT_S):
         while answer.reply.produced < 5:
             await asyncio.sleep(0)
     answer.reply.abandon()
 
 
-async def stop(front: Front, answer: Answer) -> None:
+async def stop(context: AppContext, answer: Answer) -> None:
     await answer.next()
-    await asyncio.to_thread(front.service.stop)
+    await asyncio.to_thread(context.service.stop)
     with pytest.raises(RequestError, match="stopping"):
-        await finish(front, answer)
+        await finish(context, answer)
 
 
-async def fail(front: Front, answer: Answer, words: str) -> None:
+async def fail(context: AppContext, answer: Answer, words: str) -> None:
     with pytest.raises(RequestError, match=words):
-        await finish(front, answer)
+        await finish(context, answer)
 
 
 def breaks(tokens: Sequence[int], at: int) -> int:
@@ -139,15 +139,15 @@ breaks_at_20 = partial(breaks, at=20)
 @pytest.mark.usefixtures("capsys")
 def test_an_answer_that_has_begun_costs_what_the_engine_made_and_no_more(tmp_path, end, device, timeout_s):
     async def test() -> None:
-        async with front_around(tmp_path, device(), timeout_s) as front:
-            answer = Answer(front, call(front, 400 if end is finish else ENDLESS))
-            await end(front, answer)
+        async with context_around(tmp_path, device(), timeout_s) as context:
+            answer = Answer(context, call(context, 400 if end is finish else ENDLESS))
+            await end(context, answer)
             for _ in range(2):
                 answer.close()
             produced = answer.reply.produced
             assert end is not finish or produced == 400
             # An error before the first token costs nothing; on a slow machine the time-out may come so early.
-            assert left(front) == (MOST - len(PROMPT) - produced if produced else MOST)
+            assert left(context) == (MOST - len(PROMPT) - produced if produced else MOST)
 
     asyncio.run(test())
 
@@ -155,11 +155,11 @@ def test_an_answer_that_has_begun_costs_what_the_engine_made_and_no_more(tmp_pat
 @pytest.mark.usefixtures("capsys")
 def test_an_answer_that_fails_before_its_first_token_costs_nothing(tmp_path):
     async def test() -> None:
-        async with front_around(tmp_path, FakeDevice(next_token=partial(breaks, at=len(PROMPT)))) as front:
-            answer = Answer(front, call(front))
-            await fail(front, answer, "engine")
+        async with context_around(tmp_path, FakeDevice(next_token=partial(breaks, at=len(PROMPT)))) as context:
+            answer = Answer(context, call(context))
+            await fail(context, answer, "engine")
             answer.close()
-            assert left(front) == MOST
+            assert left(context) == MOST
 
     asyncio.run(test())
 
@@ -167,24 +167,24 @@ def test_an_answer_that_fails_before_its_first_token_costs_nothing(tmp_path):
 @pytest.mark.usefixtures("capsys")
 def test_a_call_that_the_service_does_not_take_costs_nothing(tmp_path):
     async def test() -> None:
-        async with front_around(tmp_path, FakeDevice()) as front:
-            await asyncio.to_thread(front.service.stop)
+        async with context_around(tmp_path, FakeDevice()) as context:
+            await asyncio.to_thread(context.service.stop)
             with pytest.raises(RequestError, match="stop"):
-                Answer(front, call(front))
-            assert left(front) == MOST
+                Answer(context, call(context))
+            assert left(context) == MOST
 
     asyncio.run(test())
 
 
 def test_while_an_answer_is_open_all_that_it_may_take_is_reserved(tmp_path):
     async def test() -> None:
-        async with front_around(tmp_path, endless_device()) as front:
-            asked = call(front, max_new_tokens=100, choices=3)
-            answer = Answer(front, asked)
-            assert left(front) == MOST - len(PROMPT) - 300
+        async with context_around(tmp_path, endless_device()) as context:
+            asked = call(context, max_new_tokens=100, choices=3)
+            answer = Answer(context, asked)
+            assert left(context) == MOST - len(PROMPT) - 300
             with pytest.raises(RequestError, match="still open"):
-                Answer(front, replace(asked))
-            assert left(front) == MOST - len(PROMPT) - 300, "a call that is refused holds nothing"
+                Answer(context, replace(asked))
+            assert left(context) == MOST - len(PROMPT) - 300, "a call that is refused holds nothing"
             answer.close()
 
     asyncio.run(test())

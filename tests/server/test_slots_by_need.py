@@ -16,7 +16,7 @@ from tests.engine.model_factory import make_tiny_model
 from tests.server.engines import REPLICAS, engines
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 
 def test_a_later_adapter_of_a_larger_rank_is_refused_with_the_flag_that_helps(tmp_path):
@@ -34,7 +34,7 @@ def test_a_later_adapter_of_a_larger_rank_is_refused_with_the_flag_that_helps(tm
         running(create_app(service, Tokenizer(folder), registry)) as url,
         httpx.Client(base_url=url) as client,
     ):
-        service.wait_until_ready(PATIENCE_S)
+        service.wait_until_ready(TIMEOUT_S)
         loaded, refused = (
             client.post("/v1/load_lora_adapter", json={"lora_name": name, "lora_path": paths[name]}) for name in "bc"
         )

@@ -19,7 +19,7 @@ from rota.server.answers.respond import sse_event
 from tests.builders import capacity
 from tests.fakes import FakeDevice, alphabet
 from tests.server.letters import Gate, events_of, letters_device, raw_ask, serving, steps_made
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import TIMEOUT_S, until
 
 STREAMED = {"prompt": "abc", "max_tokens": 4, "stream": True}
 LONG = {"prompt": "abc", "max_tokens": 3000, "stream": True}
@@ -117,7 +117,7 @@ def test_a_client_that_leaves_is_noticed_while_its_request_still_waits(tmp_path,
     with serving(tmp_path, device) as client:
         with raw_ask(client, **LONG):
             assert until(lambda: device.plans), "it has not been asked for a token"
-        assert called_off.wait(PATIENCE_S)
+        assert called_off.wait(TIMEOUT_S)
         gate.set()
         assert steps_made(client, device) <= 3, "no more than were under way"
 

@@ -24,7 +24,7 @@ from tests.server.engines import engines
 from tests.server.letters import error_of, events_of
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 SCHEMA = {
     "type": "object",
@@ -50,7 +50,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     service = PreloadedService(engines(partial(build_device, config), config), [adapter])
     app = create_app(service, Tokenizer(folder), registry, has_grammars=True)
     with running(app) as url, httpx.Client(base_url=url) as client:
-        service.wait_until_ready(PATIENCE_S)
+        service.wait_until_ready(TIMEOUT_S)
         yield client
 
 

@@ -22,7 +22,7 @@ from tests.server.engines import Heedful, engines
 from tests.server.letters import error_of, letters_device, serving
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 TEXT = "the quick brown fox jumps over the lazy dog, twice and again"
 CALLS: dict[str, dict[str, Any]] = {
@@ -38,7 +38,7 @@ def requests_sent(folder: Path, keys: KeyRing | None, **headers: str) -> list[Re
     service = Heedful(engines(letters_device))
     app = create_app(service, Tokenizer(write_byte_tokenizer(folder)), registry, access=Access(registry, keys))
     with running(app) as url, httpx.Client(base_url=url, headers=headers) as client:
-        service.wait_until_ready(PATIENCE_S)  # requests wait for a start, and a probe does not
+        service.wait_until_ready(TIMEOUT_S)  # requests wait for a start, and a probe does not
         answers = [client.post(route, json=body) for route, body in CALLS.items()]
         assert [answer.status_code for answer in [*answers, client.get("/health_generate")]] == [200] * 4
     return [message.request for message in service.sent if isinstance(message, Submit)]

@@ -15,8 +15,8 @@ from rota.grammar.texts import Tag, json_schema, tagged
 from rota.server.calls.prompts import Texts
 from rota.server.openai.chat_fields import ChatCall, ChatFields, chat_call
 from rota.server.openai.tools import ToolFields, form_of_calls, tool_grammar, tool_use
-from rota.text.said import CallPiece, Said
-from rota.text.speech import Parsers, Speech
+from rota.text.parsed_delta import CallPiece, ParsedDelta
+from rota.text.speech import ParserNames, Speech
 from rota.text.tokenizer import Tokenizer
 from rota.text.tools.formats import FORMATS, WRITTEN
 from tests.grammar.matching import begins, drawn, takes
@@ -47,7 +47,7 @@ def grammar_of(form: str = "hermes", wanted: Grammar | None = None, **fields: An
     return grammar
 
 
-def heard(form: str, text: str) -> Said:
+def heard(form: str, text: str) -> ParsedDelta:
     listener = Speech(tools=form, names=frozenset(SCHEMAS)).listener(lambda: "")
     return listener.push(text) + listener.finish()
 
@@ -196,7 +196,7 @@ def test_every_format_but_python_can_be_kept():
 def called(folder: Any, template: str, special: tuple[str, ...] = (), **fields: Any) -> tuple[Tokenizer, ChatCall]:
     tokenizer = Tokenizer(Speaker(template, special).write(folder))
     asked = {"messages": [{"role": "user", "content": "x"}], "tools": tools(), "tool_choice": "required", **fields}
-    return tokenizer, chat_call(Texts(tokenizer, parsers=Parsers()), ChatFields.model_validate(asked))
+    return tokenizer, chat_call(Texts(tokenizer, parsers=ParserNames()), ChatFields.model_validate(asked))
 
 
 def grammar_in(call: ChatCall) -> Grammar:
@@ -234,7 +234,7 @@ def test_marks_that_are_special_tokens_are_in_the_grammar_as_such(tmp_path):
     token = tokenizer.special_ids(["[TOOL_CALLS]"])["[TOOL_CALLS]"]
 
     assert f"<[{token}]>" in grammar_in(call).text
-    assert call.asks.text.shown == {token}
+    assert call.call_options.text.shown == {token}
 
 
 def test_a_newer_model_of_mistral_writes_a_name_and_then_its_arguments(tmp_path):
@@ -245,7 +245,7 @@ def test_a_newer_model_of_mistral_writes_a_name_and_then_its_arguments(tmp_path)
     written = f'<[{ids["[TOOL_CALLS]"]}]> "clock" <[{ids["[ARGS]"]}]> @tag_0'
 
     assert written in json.loads(grammar_in(call).text)["grammars"][0]["lark_grammar"]
-    assert call.asks.text.shown == {*ids.values()}
+    assert call.call_options.text.shown == {*ids.values()}
 
 
 def test_the_form_of_an_answer_begins_behind_its_thoughts(tmp_path):

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from tests.server.letters import error_of
 from tests.server.speaker import Speaker, speaking
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 SCHEMA = {
     "type": "object",
@@ -42,7 +42,7 @@ def client(speaker, tmp_path_factory) -> Iterator[httpx.Client]:
 @pytest.fixture
 def openai(client, speaker) -> Iterator[OpenAI]:
     speaker.text = SAID
-    with OpenAI(base_url=f"{client.base_url}/v1", api_key="-", max_retries=0, timeout=PATIENCE_S) as openai:
+    with OpenAI(base_url=f"{client.base_url}/v1", api_key="-", max_retries=0, timeout=TIMEOUT_S) as openai:
         yield openai
 
 

@@ -34,8 +34,8 @@ def test_every_prompt_of_a_call_is_a_request_in_the_clients_trace(tmp_path, path
         return [span for span in exporter.get_finished_spans() if span.name == "request"]
 
     keys = KeyRing({digest_of("secret"): Key("acme")})
-    enders = [Traces(provider.get_tracer("test")).end]
-    with serving(tmp_path, keys=keys, adapters=("pirate",), enders=enders) as client:
+    on_finish = [Traces(provider.get_tracer("test")).end]
+    with serving(tmp_path, keys=keys, adapters=("pirate",), on_finish=on_finish) as client:
         assert client.post(path, json=body, headers=HEADERS).status_code == 200
         assert until(lambda: len(requests()) == prompts)
 

@@ -22,7 +22,7 @@ from tests.engine.model_factory import make_tiny_model
 from tests.server.engines import engines
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 PROMPT = "once upon a time"
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=24, ignore_eos=True)
@@ -48,7 +48,7 @@ def test_adapters_answer_over_http_as_they_do_offline(tmp_path):
         httpx.Client(base_url=url) as client,
         ThreadPoolExecutor(3) as threads,
     ):
-        service.wait_until_ready(PATIENCE_S)
+        service.wait_until_ready(TIMEOUT_S)
         loaded = client.post("/v1/load_lora_adapter", json={"lora_name": "poet", "lora_path": paths["poet"]})
         missing = client.post("/v1/load_lora_adapter", json={"lora_name": "owl", "lora_path": str(tmp_path / "owl")})
         wanted = {"prompt": PROMPT, "temperature": 0, "max_tokens": 24, "ignore_eos": True}

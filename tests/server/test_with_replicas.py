@@ -10,7 +10,7 @@ import pytest
 
 from tests.processes import run_program
 from tests.server.ray_engines import PLACED
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 HERE = Path(__file__).parent
 # What differs most between one engine and several: where adapters, aborts, queries, streams and limits go.
@@ -36,7 +36,7 @@ def with_replicas(replicas: int, *paths: Path | str, backend: str = "local", tim
 
 
 def test_key_tests_pass_with_two_replicas():
-    assert "100%" in with_replicas(2, *(HERE / name for name in KEY_TESTS), timeout_s=2 * PATIENCE_S)
+    assert "100%" in with_replicas(2, *(HERE / name for name in KEY_TESTS), timeout_s=2 * TIMEOUT_S)
 
 
 @pytest.mark.long("the whole folder runs again, with two replicas behind every server")

@@ -140,7 +140,7 @@ def test_what_a_tenant_gets_on_one_replica_counts_where_it_has_other_requests():
 def test_a_loop_that_is_stuck_ends_the_run_with_its_error():
     stuck = scheduler()
     for _ in range(4):
-        stuck._books.rows.take()  # rows that were lost
+        stuck._state.rows.take()  # rows that were lost
     fleet = Fleet(Mail(traffic()), Router(3), 3, COST, COST.fetch_s)
 
     with pytest.raises(StuckError, match="as many requests run as may run"):

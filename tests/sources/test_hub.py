@@ -19,21 +19,21 @@ from rota.sources.sources import Sources
 from tests.processes import run_program
 from tests.sources.hub_server import TOKEN, HubServer
 from tests.sources.shelf import adapter_files
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 WHERE = "hf://acme/legal"
 
 
-def sources_in(folder: Path, timeout_s: float = PATIENCE_S) -> Sources:
+def sources_in(folder: Path, timeout_s: float = TIMEOUT_S) -> Sources:
     return Sources(DiskCache(folder, 10**8), lambda _: Hub(timeout_s))
 
 
-def content(folder: Path, where: str, timeout_s: float = PATIENCE_S) -> dict[str, bytes]:
+def content(folder: Path, where: str, timeout_s: float = TIMEOUT_S) -> dict[str, bytes]:
     with sources_in(folder, timeout_s).folder_of(parse_address(where)) as found:
         return {path.name: path.read_bytes() for path in found.iterdir() if not path.name.startswith(".")}
 
 
-def refusal(folder: Path, where: str = WHERE, timeout_s: float = PATIENCE_S) -> SourceError:
+def refusal(folder: Path, where: str = WHERE, timeout_s: float = TIMEOUT_S) -> SourceError:
     """Says nothing of the endpoint and of tokens, and leaves nothing on the disk."""
     with pytest.raises(SourceError) as caught:
         content(folder, where, timeout_s)

@@ -17,22 +17,22 @@ from rota.sources.sources import Sources
 from tests.sources.s3_front import S3Front, s3_front
 from tests.sources.s3_server import SECRET, S3Server
 from tests.sources.shelf import adapter_files
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 # For stores that never answer; all others may be slow on a busy machine.
 SHORT_S = 0.2
 
 
-def sources_in(folder: Path, timeout_s: float = PATIENCE_S) -> Sources:
+def sources_in(folder: Path, timeout_s: float = TIMEOUT_S) -> Sources:
     return Sources(DiskCache(folder, 10**8), lambda scheme: ObjectStore(scheme, timeout_s, timeout_s))
 
 
-def content(folder: Path, where: str, timeout_s: float = PATIENCE_S) -> dict[str, bytes]:
+def content(folder: Path, where: str, timeout_s: float = TIMEOUT_S) -> dict[str, bytes]:
     with sources_in(folder, timeout_s).folder_of(parse_address(where)) as found:
         return {path.name: path.read_bytes() for path in found.iterdir() if not path.name.startswith(".")}
 
 
-def refusal(folder: Path, where: str, timeout_s: float = PATIENCE_S) -> str:
+def refusal(folder: Path, where: str, timeout_s: float = TIMEOUT_S) -> str:
     """Says nothing of the endpoint and of credentials, and leaves nothing on the disk."""
     with pytest.raises(SourceError) as caught:
         content(folder, where, timeout_s)

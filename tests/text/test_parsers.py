@@ -9,7 +9,7 @@ import pytest
 
 from rota.core.config import ServerConfig
 from rota.text.reasoning import MARKS
-from rota.text.speech import Parsers
+from rota.text.speech import ParserNames
 from rota.text.tokenizer import Tokenizer
 from rota.text.tools.formats import FORMATS
 from tests.text.families import CHATML, FAMILIES, QWEN3, Family
@@ -33,9 +33,12 @@ KNOWS = "{{ tools }}{% if messages[0].role == 'tool' %}{% endif %}"
 def test_a_template_tells_how_its_model_calls_and_thinks(tmp_path: Path, template: str, tools: str, reasoning: str):
     chat = Tokenizer(Family(template, FAMILIES["chatml"].special).write(tmp_path)).chat
 
-    assert (Parsers().tools_of(chat), Parsers().reasoning_of(chat)) == (tools, reasoning)
-    assert (Parsers("json", "think").tools_of(chat), Parsers("json", "think").reasoning_of(chat)) == ("json", "think")
-    assert (Parsers("none", "none").tools_of(chat), Parsers("none", "none").reasoning_of(chat)) == ("", "")
+    assert (ParserNames().tools_of(chat), ParserNames().reasoning_of(chat)) == (tools, reasoning)
+    assert (ParserNames("json", "think").tools_of(chat), ParserNames("json", "think").reasoning_of(chat)) == (
+        "json",
+        "think",
+    )
+    assert (ParserNames("none", "none").tools_of(chat), ParserNames("none", "none").reasoning_of(chat)) == ("", "")
 
 
 def test_the_flags_name_every_parser():

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rota.text.parsed_delta import ParsedDelta
 from rota.text.reasoning import marks_in
-from rota.text.said import Said
 from rota.text.speech import Speech
 from tests.text.families import CHATML, QWEN3
 
@@ -17,9 +17,9 @@ quick = settings(max_examples=60, deadline=None)
 CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
 
 
-def heard(*pieces: str, **speech: Any) -> Said:
+def heard(*pieces: str, **speech: Any) -> ParsedDelta:
     listener = Speech(**{"reasoning": "think", **speech}).listener(lambda: "call_1")
-    return sum(map(listener.push, pieces), Said()) + listener.finish()
+    return sum(map(listener.push, pieces), ParsedDelta()) + listener.finish()
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def heard(*pieces: str, **speech: Any) -> Said:
     ],
 )
 def test_thoughts_are_told_from_the_answer(text, speech, reasoning, content):
-    assert heard(text, **speech) == heard(*text, **speech) == Said(content, reasoning)
+    assert heard(text, **speech) == heard(*text, **speech) == ParsedDelta(content, reasoning)
 
 
 def test_a_call_behind_the_thoughts_is_read_and_one_within_them_is_a_thought():
@@ -62,7 +62,7 @@ def test_any_split_of_any_text_is_heard_the_same(data: Any):
     assert _in_sum(heard(*pieces, **speech)) == _in_sum(heard(text, **speech))
 
 
-def _in_sum(said: Said) -> tuple[str, str, int]:
+def _in_sum(said: ParsedDelta) -> tuple[str, str, int]:
     return said.content, said.reasoning, len(said.whole_calls)
 
 

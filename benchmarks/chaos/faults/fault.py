@@ -12,7 +12,7 @@ from random import Random
 from ..ledger import NOTHING_ELSE, Allowed
 from ..stage import Stage
 
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 _LOOK_S = 0.05
 
 
@@ -42,7 +42,7 @@ async def pause(rng: Random, low_s: float, high_s: float) -> None:
     await asyncio.sleep(rng.uniform(low_s, high_s))
 
 
-async def until(is_so: Callable[[], Awaitable[bool]], within_s: float = PATIENCE_S) -> bool:
+async def until(is_so: Callable[[], Awaitable[bool]], within_s: float = TIMEOUT_S) -> bool:
     """Whether something comes true in time."""
     ends_at = time.monotonic() + within_s
     while not await is_so():

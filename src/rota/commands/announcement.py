@@ -40,5 +40,9 @@ def adapter_memory(capacity: Capacity | None) -> str:
         f"{slots} for adapters up to rank {capacity.slot_rank} {takes} {capacity.adapter_bytes / 1e6:,.0f} MB on the "
         f"device (slots: {capacity.slots_from}; rank: {capacity.rank_from})."
     )
-    below = f" Their A lie below the model's matrices at {', '.join(capacity.annexed)}." if capacity.annexed else ""
+    below = (
+        f" Their A lie below the model's matrices at {', '.join(capacity.fused_lora_a)}."
+        if capacity.fused_lora_a
+        else ""
+    )
     return found + below

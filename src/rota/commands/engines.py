@@ -15,12 +15,12 @@ from rota.core.ids import EngineId
 from rota.llm.config import import_device
 from rota.runtime.blame import Blame
 from rota.runtime.lifeline import tied
-from rota.runtime.patience import Patience
 from rota.runtime.process import EngineProcess
 from rota.runtime.service import Service, ServiceState
 from rota.runtime.spares import Spares
 from rota.runtime.start import AdapterLook
 from rota.runtime.supervisor import SupervisedService
+from rota.runtime.timeouts import EngineTimeouts
 
 _COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
 
@@ -38,10 +38,10 @@ def engine_service(
         from rota.commands.ray_engines import ray_service
 
         return ray_service(config, server, make_device, first=first, blame=blame)
-    patience = Patience(silence_s=server.engine_silence_s)
+    timeouts = EngineTimeouts(silence_s=server.engine_silence_s)
     new_engine = partial(EngineProcess, spares=Spares(partial(spare_imports, server.spare_engine)))
     engines = [
-        SupervisedService(partial(build_logged, make_device, one, server), one, patience, new_engine, first, blame)
+        SupervisedService(partial(build_logged, make_device, one, server), one, timeouts, new_engine, first, blame)
         for one in replica_configs(config)
     ]
     if len(engines) == 1:

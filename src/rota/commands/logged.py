@@ -9,9 +9,9 @@ from typing import Any
 from rota.core.config import EngineConfig, ServerConfig
 from rota.engine.progress import listen_for_progress
 from rota.observe.logs import set_up_logs
-from rota.runtime.patience import Patience
 from rota.runtime.ranks.lead import build_ranks
 from rota.runtime.start import tell_progress
+from rota.runtime.timeouts import EngineTimeouts
 from rota.runtime.world import Device
 
 MakeDevice = Callable[[EngineConfig], Device[Any]]
@@ -19,9 +19,9 @@ MakeDevice = Callable[[EngineConfig], Device[Any]]
 
 def build_logged(make_device: MakeDevice, config: EngineConfig, server: ServerConfig) -> Any:
     """Runs in the engine's process. A module of its own, so that this process loads no command line."""
-    # Sooner than the supervisor, which does not know the ranks, would lose patience with all of them.
-    patience = Patience(silence_s=server.engine_silence_s / 2)
-    return build_ranks(partial(build_rank, make_device, server), config, patience)
+    # Sooner than the supervisor, which does not know the ranks, would give up on all of them.
+    timeouts = EngineTimeouts(silence_s=server.engine_silence_s / 2)
+    return build_ranks(partial(build_rank, make_device, server), config, timeouts)
 
 
 def build_rank(make_device: MakeDevice, server: ServerConfig, config: EngineConfig) -> Any:

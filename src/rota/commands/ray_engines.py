@@ -14,13 +14,13 @@ from rota.runtime.cluster.cluster import Cluster
 from rota.runtime.cluster.joining import chosen_address, own_versions
 from rota.runtime.cluster.records import Need, Sight, need_of, shortage
 from rota.runtime.cluster.service import ClusterService, EngineMaker, ReplicaGrowth
-from rota.runtime.patience import Patience
 from rota.runtime.ranks.meeting import facts
 from rota.runtime.replicas.service import ReplicatedService
 from rota.runtime.routing.router import Router
 from rota.runtime.service import Service
 from rota.runtime.start import AdapterLook
 from rota.runtime.supervisor import SupervisedService
+from rota.runtime.timeouts import EngineTimeouts
 
 # Machines of a cluster that has just been started come one after the other.
 FIT_S = 10.0
@@ -93,7 +93,7 @@ class Replicas:
         sharers = cluster.sight.most_on_one(need)
         model = replace(config.model, device="cuda" if need.gpus else "cpu", data_parallel_size=sharers)
         self._config = replace(config, model=model)
-        self._patience = Patience(silence_s=server.engine_silence_s)
+        self._timeouts = EngineTimeouts(silence_s=server.engine_silence_s)
         # An engine needs nothing else of the server, and least of all its keys.
         self._server = ServerConfig(
             engine_silence_s=server.engine_silence_s, log_format=server.log_format, log_level=server.log_level
@@ -110,4 +110,4 @@ class Replicas:
     def __call__(self, number: int) -> Service:
         config = replace(self._config, engine_id=EngineId(number), quiet=True)  # its progress is not shown here
         build_device = partial(build_logged, self._make_device, config, self._server)
-        return SupervisedService(build_device, config, self._patience, self._maker, self._first, self._blame)
+        return SupervisedService(build_device, config, self._timeouts, self._maker, self._first, self._blame)

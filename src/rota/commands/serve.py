@@ -81,11 +81,11 @@ def serve_model(
     source = KeySource(server.api_key, server.api_key_file, config.lora.adapter_root)
     with (
         logs_as(server.log_format, server.log_level, config.quiet),
-        exported_traces(server.otel, __version__) as enders,
+        exported_traces(server.otel, __version__) as on_finish,
         hangups(source.ask),
         exchange_place(config, 1 if is_on_ray else config.model.replicas) as placed,
     ):
-        _serve(placed, server, source, on_ready, make_device, enders)
+        _serve(placed, server, source, on_ready, make_device, on_finish)
 
 
 def _serve(
@@ -94,7 +94,7 @@ def _serve(
     source: KeySource,
     on_ready: Callable[[str], None] | None,
     make_device: Callable[[EngineConfig], Device[Any]],
-    enders: Sequence[OnEnd],
+    on_finish: Sequence[OnEnd],
 ) -> None:
     from rota.commands.engines import engine_service
     from rota.runtime.blame import Blame, kept_beside
@@ -138,7 +138,7 @@ def _serve(
                 blame=blame,
                 resolver_prefix=resolver_prefix,
                 on_ready=on_ready,
-                enders=enders,
+                on_finish=on_finish,
             )
         )
 
@@ -159,7 +159,7 @@ class _Start:
     blame: Blame
     resolver_prefix: Prefix | None
     on_ready: Callable[[str], None] | None
-    enders: Sequence[OnEnd]
+    on_finish: Sequence[OnEnd]
 
 
 def _listen(start: _Start) -> None:
@@ -200,8 +200,8 @@ def _listen(start: _Start) -> None:
         on_error=feed.note_error,
         policy=config.policy,
         scheduler=config.scheduler,
-        enders=start.enders,
-        companions=[KeyWatch(start.source, access.replace_keys).run] if start.source.path else (),
+        on_finish=start.on_finish,
+        service_tasks=[KeyWatch(start.source, access.replace_keys).run] if start.source.path else (),
         has_grammars=True,
         elsewhere=NameLookup(Locating(locator_for(config.lora)), start.resolver_prefix),
     )

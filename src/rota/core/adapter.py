@@ -17,7 +17,7 @@ class Extra(IntFlag):
     """As a number it travels with the engine's config."""
 
     NONE = 0
-    TRIMS = 1  # a gain and a shift for each output of a site: DoRA and biases
+    GAIN_BIAS = 1  # a gain and a shift for each output of a site: DoRA and biases
     EMBEDDING = 2  # factors of the embedding
     HEAD = 4  # factors of the head
 

@@ -20,7 +20,7 @@ class Capacity:
     matrices: int = 0  # places for an embedding or a head of an adapter's own, which the slots share
     slots_from: str = ""  # why there are so many slots
     rank_from: str = ""  # why they are so large
-    annexed: tuple[str, ...] = ()  # sites where adapters' A lie below the model's matrices
+    fused_lora_a: tuple[str, ...] = ()  # sites where adapters' A lie below the model's matrices
     vocabulary: int | None = None  # token ids lie below it; None: any id may come
     # Behind this many tokens the attention of a prompt's token takes as long as all else of it; None: not known.
     deep_prefix: int | None = None

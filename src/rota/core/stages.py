@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-# ── trials ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-# A trial is what the start of an engine has timed, and what it chose.
+# ── autotune results ────────────────────────────────────────────────────────────────────────────────────────────────
+# An autotune result is what the start of an engine has timed, and what it chose.
 
 # Numbers that say what was chosen; what they mean is known where it is timed.
 Choice = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
-    """Of two trials with one name the choice is the same."""
+class AutotuneResult:
+    """Of two autotune results with one name the choice is the same."""
 
     name: str
     choice: Choice

@@ -16,6 +16,7 @@ from rota.core.capacity import Capacity
 from rota.core.config import EngineConfig
 from rota.engine.attention.protocol import Attention
 from rota.engine.attention.torch_attention import TorchAttention
+from rota.engine.autotune import AutotuneCache, StageRecorder
 from rota.engine.choices import Choices, choose, choose_bank, extra_bytes, sharers, unpacks
 from rota.engine.cpu.threads import Threads, choose_threads, set_threads
 from rota.engine.device import device_memory, free_memory
@@ -25,15 +26,15 @@ from rota.engine.families.table import make_model
 from rota.engine.kv_cache import CacheShape, KVCache, count_blocks
 from rota.engine.lora.adapters import Adapters, FarAdapters, Project, checked_first
 from rota.engine.lora.bank import Bank
-from rota.engine.lora.base import BaseEnds, BaseMatrices
-from rota.engine.lora.embed_head import EndBank, Ends, TorchEnds, matrix_bytes
+from rota.engine.lora.base import BaseEmbedHead, BaseMatrices
+from rota.engine.lora.embed_head import EmbedHead, EmbedHeadBank, TorchEmbedHead, matrix_bytes
 from rota.engine.lora.files.brought import Brought
 from rota.engine.lora.files.checks import HeaderCheck
 from rota.engine.lora.files.outline import Inquire, answer
 from rota.engine.lora.growth import SlotGrowth
-from rota.engine.lora.layout import annex_rows
+from rota.engine.lora.layout import fused_rows
 from rota.engine.lora.loader import checkpoint_reader
-from rota.engine.lora.reference import StackedProjector, add_trimmed, project_with_lora
+from rota.engine.lora.reference import StackedProjector, add_with_gain_bias, project_with_lora
 from rota.engine.model.sites import site_shapes
 from rota.engine.ops import reference
 from rota.engine.ops.cpu import CPUOperations
@@ -41,7 +42,6 @@ from rota.engine.ops.protocol import Operations
 from rota.engine.parallel.gpu_group import join
 from rota.engine.parallel.group import ONE_RANK, RankGroup
 from rota.engine.step.frames import DECODE_STEP, PromptRoom
-from rota.engine.trials import StageRecorder, Trials
 from rota.engine.weights.load import Weights, dummy_weights, load_weights
 from rota.engine.weights.makers import EightBitFloats
 from rota.sources.sources import sources_at
@@ -97,13 +97,13 @@ def build_engine(
     group: RankGroup | None = None,
     choices: Choices | None = None,
     stage: StageRecorder | None = None,
-    trials: Trials | None = None,
+    autotuned: AutotuneCache | None = None,
     ask: Inquire = answer,
 ) -> Engine:
     """Read a model folder and return an engine that is ready for its first plan.
 
     One rank of several meets the others first, or takes part in the `group` that is given. `choices` are made unless
-    they are given too. `stage` records how long each part takes, `trials` what is timed and chosen. `ask` has the
+    they are given too. `stage` records how long each part takes, `autotuned` what is timed and chosen. `ask` has the
     files of adapters understood, elsewhere if they may be a tenant's.
     """
     stage = stage or StageRecorder()
@@ -121,7 +121,7 @@ def build_engine(
         engine = _assemble(config, chosen, weights, adapters, _blocks(config, chosen, weights, adapters, group), group)
     with stage("first step"):
         engine.warm_up()  # for steps that fit into no graph too
-    with (trials or Trials()).in_use():
+    with (autotuned or AutotuneCache()).in_use():
         if chosen.device.type == "cpu":
             with stage("tuning"):
                 engine.use_threads(_threads(config, processors, engine))
@@ -170,7 +170,9 @@ def _assemble(
     group: RankGroup = ONE_RANK,
 ) -> Engine:
     spec, shape = chosen.spec, _cache_shape(config, chosen)
-    model = make_model(spec, weights, Kernels(*_kernels(chosen), adapters.project, group, ends=adapters.ends))
+    model = make_model(
+        spec, weights, Kernels(*_kernels(chosen), adapters.project, group, embed_head=adapters.embed_head)
+    )
     rows = config.scheduler.max_running_requests
     capacity = Capacity(
         blocks=blocks,
@@ -184,7 +186,7 @@ def _assemble(
         matrices=chosen.bank.matrices,
         slots_from=chosen.bank.slots_from,
         rank_from=chosen.bank.rank_from,
-        annexed=chosen.annexed,
+        fused_lora_a=chosen.fused_lora_a,
         vocabulary=spec.vocab_size,
         deep_prefix=spec.deep_prefix,
         row_step=DECODE_STEP if chosen.is_light and chosen.has_graphs else 1,
@@ -198,10 +200,10 @@ def _assemble(
 
 def _weights(config: EngineConfig, chosen: Choices) -> Weights:
     whole, device, dtype, shard = chosen.whole, chosen.device, chosen.dtype, chosen.shard
-    annex = annex_rows(chosen.spec, chosen.annexed, chosen.bank.places, chosen.bank.place_rank)
+    fused = fused_rows(chosen.spec, chosen.fused_lora_a, chosen.bank.places, chosen.bank.place_rank)
     if config.model.load_format == "dummy":
-        return dummy_weights(whole, device, dtype, annex=annex, maker=chosen.maker, shard=shard)
-    return load_weights(chosen.folder, whole, device, dtype, config.quiet, annex, chosen.maker, shard)
+        return dummy_weights(whole, device, dtype, fused=fused, maker=chosen.maker, shard=shard)
+    return load_weights(chosen.folder, whole, device, dtype, config.quiet, fused, chosen.maker, shard)
 
 
 def _cache_shape(config: EngineConfig, chosen: Choices) -> CacheShape:
@@ -218,22 +220,22 @@ def _adapters(config: EngineConfig, chosen: Choices, weights: Weights, ask: Inqu
         size.rank,
         chosen.dtype,
         chosen.device,
-        weights.annexes,
+        weights.fused_lora_a,
         pages=size.pages,
         base=_base(chosen, weights),
-        ends=(end_bank := _end_bank(chosen, weights)),
+        embed_head=(embed_head_bank := _embed_head_bank(chosen, weights)),
         extras=size.extras,
         growth=growth,
         unpacks=unpacks(chosen),
     )
-    project, ends = _projector(chosen, bank, end_bank)
+    project, embed_head = _projector(chosen, bank, embed_head_bank)
     brought = Brought(lora.adapter_root, sources_at(lora.adapter_cache_dir, lora.adapter_cache_gb))
     read = checkpoint_reader(bank, chosen.whole, brought, chosen.shard, ask)
     rows, overlaps = config.scheduler.max_running_requests, lora.enable_lora_overlap_loading
     ranks, matrix = chosen.shard.size, matrix_bytes(chosen.spec, chosen.dtype)
     check = HeaderCheck(chosen.whole, size.rank, brought, size.extras, ranks, size.matrices, matrix, growth, ask)
     read = checked_first(read, check.refuse)
-    return FarAdapters(bank, read, project, rows, overlaps, chosen.shard.size, check, ends)
+    return FarAdapters(bank, read, project, rows, overlaps, chosen.shard.size, check, embed_head)
 
 
 def _growth(chosen: Choices) -> SlotGrowth | None:
@@ -248,24 +250,24 @@ def _growth(chosen: Choices) -> SlotGrowth | None:
     )
 
 
-def _projector(chosen: Choices, bank: Bank, ends: EndBank) -> tuple[Project, Ends]:
+def _projector(chosen: Choices, bank: Bank, embed_head: EmbedHeadBank) -> tuple[Project, EmbedHead]:
     """How adapters are applied at the sites, and at the ends."""
     if chosen.lora_backend == "triton":
-        from rota.engine.lora.triton_embed_head import TritonEnds
+        from rota.engine.lora.triton_embed_head import TritonEmbedHead
         from rota.engine.lora.triton_ops import TritonProjector
 
-        return TritonProjector(bank.device), TritonEnds(ends)
+        return TritonProjector(bank.device), TritonEmbedHead(embed_head)
     on_cpu = chosen.device.type == "cpu"
     project: Project = StackedProjector(bank) if on_cpu else project_with_lora
     # A head has batches of its own, and so stacks of its own.
-    add = StackedProjector(bank).add if on_cpu else add_trimmed
-    return project, TorchEnds(ends, add)
+    add = StackedProjector(bank).add if on_cpu else add_with_gain_bias
+    return project, TorchEmbedHead(embed_head, add)
 
 
-def _end_bank(chosen: Choices, weights: Weights) -> EndBank:
+def _embed_head_bank(chosen: Choices, weights: Weights) -> EmbedHeadBank:
     tokens, size = chosen.shard.tokens(chosen.whole.vocab_size), chosen.bank
-    own, base = tokens.end - tokens.first, BaseEnds(size.extras, weights.embedding, weights.head, size.matrices)
-    return EndBank(chosen.spec, own, size.slots, size.rank, chosen.dtype, chosen.device, base)
+    own, base = tokens.end - tokens.first, BaseEmbedHead(size.extras, weights.embedding, weights.head, size.matrices)
+    return EmbedHeadBank(chosen.spec, own, size.slots, size.rank, chosen.dtype, chosen.device, base)
 
 
 def _base(chosen: Choices, weights: Weights) -> BaseMatrices:

@@ -39,11 +39,11 @@ from rota.engine.lora.bank_size import (
     useful_slots,
 )
 from rota.engine.lora.copies import can_batch
-from rota.engine.lora.embed_head import end_bytes, matrix_bytes
+from rota.engine.lora.embed_head import embed_head_bytes, matrix_bytes
 from rota.engine.lora.files.ranks import PAGE_RANK, pages_for
-from rota.engine.lora.layout import annexed_sites
+from rota.engine.lora.gain_bias import gain_bias_bytes
+from rota.engine.lora.layout import fused_sites
 from rota.engine.lora.packing import unturned_bytes
-from rota.engine.lora.trims import trim_bytes
 from rota.engine.model.sites import site_shapes
 from rota.engine.model.spec import ModelSpec
 from rota.engine.parallel.group import RankGroup
@@ -77,12 +77,12 @@ class Choices:
     has_graphs: bool
     memory: DeviceMemory  # once the weights are loaded
     bank: BankSize = NO_BANK
-    annexed: tuple[str, ...] = ()  # sites where the adapters' A lie below the model's matrices
+    fused_lora_a: tuple[str, ...] = ()  # sites where the adapters' A lie below the model's matrices
 
-    def annexes(self, places: int, rank: int) -> tuple[str, ...]:
-        """The sites at which so many slots or pages of this rank get an annex; a maker's matrices have none."""
-        has_annexes = self.lora_backend == "triton" and self.maker is None
-        return annexed_sites(self.spec, places, rank, self.dtype) if has_annexes else ()
+    def sites_to_fuse(self, places: int, rank: int) -> tuple[str, ...]:
+        """The sites at which so many slots or pages of this rank get a fused LoRA A; a maker's matrices have none."""
+        may_fuse = self.lora_backend == "triton" and self.maker is None
+        return fused_sites(self.spec, places, rank, self.dtype) if may_fuse else ()
 
     @property
     def is_light(self) -> bool:
@@ -91,8 +91,8 @@ class Choices:
         return self.spec.layer_numbers * itemsize <= LIGHT_LAYER_BYTES
 
     def with_bank(self, size: BankSize) -> Choices:
-        """With a bank of this size, and annexes where they pay."""
-        return replace(self, bank=size, annexed=self.annexes(size.places, size.place_rank))
+        """With a bank of this size, and fused LoRA A where they pay."""
+        return replace(self, bank=size, fused_lora_a=self.sites_to_fuse(size.places, size.place_rank))
 
 
 def choose(config: EngineConfig) -> Choices:
@@ -179,8 +179,8 @@ def choose_bank(config: EngineConfig, chosen: Choices, shape: CacheShape, group:
         apart_bytes += unturned_bytes(chosen.spec, rank, chosen.dtype)
     if has_pages(config.lora, first):
         room = _room(config, chosen, shape, PAGE_RANK, pages_for(rank))
-        trims = extra_bytes(chosen, extras, rank) * useful_slots(first.count, lambda _: ())
-        room = replace(room, apart=trims + apart_bytes)
+        gain_bias = extra_bytes(chosen, extras, rank) * useful_slots(first.count, lambda _: ())
+        room = replace(room, apart=gain_bias + apart_bytes)
         pages, pages_from = choose_pages(config.lora, rank, first, room)
         slots, slots_from = slots_over(pages, pages_from, config.lora, first)
     else:
@@ -215,8 +215,8 @@ def unpacks(chosen: Choices) -> bool:
 def extra_bytes(chosen: Choices, extras: Extra, rank: int) -> int:
     """What one slot of this rank takes besides factors in the layers."""
     spec, tokens = chosen.spec, chosen.shard.tokens(chosen.whole.vocab_size)
-    trims = trim_bytes(site_shapes(spec), spec.layers) if Extra.TRIMS in extras else 0
-    return trims + end_bytes(spec, tokens.end - tokens.first, rank, chosen.dtype, extras)
+    gain_bias = gain_bias_bytes(site_shapes(spec), spec.layers) if Extra.GAIN_BIAS in extras else 0
+    return gain_bias + embed_head_bytes(spec, tokens.end - tokens.first, rank, chosen.dtype, extras)
 
 
 def _room(config: EngineConfig, chosen: Choices, shape: CacheShape, rank: int, stage: int = 1) -> BankRoom:
@@ -229,5 +229,5 @@ def _room(config: EngineConfig, chosen: Choices, shape: CacheShape, rank: int, s
         more=stage if pays_staging(spec, rank, dtype, device) else 0,
         memory=memory,
         beside_kv=bytes_beside_kv(config.cache, shape, memory, fraction, tokens),
-        annexes=partial(chosen.annexes, rank=rank),
+        sites_to_fuse=partial(chosen.sites_to_fuse, rank=rank),
     )

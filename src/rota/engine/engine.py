@@ -19,6 +19,7 @@ from rota.core.messages import Message, SlotsGrew
 from rota.core.plan import Chunk, Seat, StepPlan, StepResult
 from rota.core.request import SamplingParams
 from rota.core.stages import Stage
+from rota.engine.autotune import StageRecorder
 from rota.engine.computation import Computation
 from rota.engine.cpu.threads import Threads
 from rota.engine.drawing import Drawing, DrawnStep
@@ -36,7 +37,6 @@ from rota.engine.step.frames import MOST_CHUNKS, PromptRoom, StepFrame, decode_f
 from rota.engine.step.graphs import Kind
 from rota.engine.step.inputs import Rows
 from rota.engine.ticket import Ticket
-from rota.engine.trials import StageRecorder
 
 
 class Engine:

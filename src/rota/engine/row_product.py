@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rota.engine.chain import LINE, chained, follow, prefetch
+from rota.engine.programmatic_launch import LINE, follow, prefetch, programmatic
 
 MOST_ROWS = 256
 SMALLEST_DOT = 16
@@ -65,7 +65,7 @@ def row_product_kernel(
     HAS_BIAS: tl.constexpr,
     OPERAND: tl.constexpr,
     AHEAD: tl.constexpr,
-    CHAINED: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr,
 ):
     tile, share = tl.program_id(0), tl.program_id(1)
     row, input = tl.arange(0, ROWS), tl.arange(0, STEP)
@@ -74,12 +74,12 @@ def row_product_kernel(
     stored, share_steps = tl.minimum(output, outputs - 1), tl.cdiv(steps, shares)
     first = share * share_steps
     of_outputs = matrix + stored[:, None].to(tl.int64) * inputs
-    if CHAINED:
+    if PROGRAMMATIC:
         PER_LINE: tl.constexpr = LINE * 8 // matrix.dtype.element_ty.primitive_bitwidth
         for nth in tl.static_range(AHEAD):
             near = tl.minimum(first + nth, steps - 1) * STEP
             prefetch(of_outputs + near + tl.arange(0, max(1, STEP // PER_LINE))[None, :] * PER_LINE)
-    follow(CHAINED)
+    follow(PROGRAMMATIC)
     x_at = x + row[:, None] * x_stride + (first * STEP + input)[None, :]
     matrix_at = of_outputs + (first * STEP + input)[None, :]
     total = tl.zeros([COLUMNS, ROWS], tl.float32)
@@ -155,7 +155,7 @@ def multiply_rows(
         x, row_scales, matrix, output_scales, y if bias is None else bias, y, partial, ended, rows, inputs, outputs,
         inputs // tuning.step, tuning.shares, x.stride(0), STEP=tuning.step, COLUMNS=tuning.columns, ROWS=tile_rows,
         IS_SHARED=tuning.shares > 1, AT_ONCE=max(1, min(8, MOST_LOADED // (tuning.columns * tile_rows))),
-        HAS_BIAS=bias is not None, OPERAND=_operand(matrix.dtype), AHEAD=tuning.ahead, **chained(x),
+        HAS_BIAS=bias is not None, OPERAND=_operand(matrix.dtype), AHEAD=tuning.ahead, **programmatic(x),
         num_warps=tuning.warps, num_stages=tuning.stages,
     )  # fmt: skip
     return y

@@ -22,7 +22,7 @@ from rota.engine.progress import listen_for_progress
 from rota.llm.adapter_room import AdapterRoom
 from rota.policy.policy_options import policy_config
 from rota.runtime.ranks.lead import build_ranks
-from rota.runtime.start import known_trials, process_began_at, tell_progress, tell_trials, wait_for_first
+from rota.runtime.start import known_autotuned, process_began_at, tell_autotuned, tell_progress, wait_for_first
 from rota.runtime.world import Device
 from rota.sources.locator import Locator
 from rota.sources.prefix import Prefix
@@ -131,8 +131,8 @@ def build_device(config: EngineConfig) -> Device[Any]:
 
 def _build_engine(config: EngineConfig) -> Device[Any]:
     """This call loads torch, which a server's own process does not need."""
+    from rota.engine.autotune import AutotuneCache, StageRecorder
     from rota.engine.build import build_engine
-    from rota.engine.trials import StageRecorder, Trials
     from rota.grammar.grammars import LlGrammars
     from rota.text.tokenizer import Tokenizer
 
@@ -141,13 +141,13 @@ def _build_engine(config: EngineConfig) -> Device[Any]:
     listen_for_progress(tell_progress)  # a follower's progress is a sign of life to its leader
     stage = StageRecorder(process_began_at())
     stage.note_past("imports")
-    trials = Trials(known_trials())
+    autotuned = AutotuneCache(known_autotuned())
     if config.first is None:
         config = replace(config, first=wait_for_first())
-    engine = build_engine(config, stage=stage, trials=trials, ask=room.ask)
+    engine = build_engine(config, stage=stage, autotuned=autotuned, ask=room.ask)
     weakref.finalize(engine, room.end)  # of an engine that is never closed
     engine.closing.callback(room.close)
-    tell_trials(trials.made)
+    tell_autotuned(autotuned.made)
     if config.rank == 0 and engine.capacity.vocabulary and config.model.model_path:  # other ranks draw no tokens
         engine.use_grammars(LlGrammars(partial(Tokenizer, config.model.model_path), engine.capacity.vocabulary))
     return engine

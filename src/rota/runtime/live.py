@@ -16,7 +16,7 @@ from rota.core.grammar import Grammar
 from rota.core.ids import AdapterId, RequestId
 from rota.core.messages import Abort, AbortAll, AddAdapter, Message, Submit
 from rota.core.plan import StepPlan, StepResult
-from rota.runtime.pulse import BEAT_S, Pulse
+from rota.runtime.heartbeat import BEAT_S, Heartbeat
 from rota.runtime.world import ChecksAdapters, Device, FollowsGrammars, Ticket, WorksWhileIdle
 
 # ── preparation ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -147,12 +147,12 @@ class LiveWorld(Generic[Ticket]):
     """Ends with its inbox: when the inbox closes, open requests are aborted, since no client could read the answers."""
 
     def __init__(
-        self, device: Device[Ticket], inbox: Inbox, pulse: Pulse | None = None, caller: Caller | None = None
+        self, device: Device[Ticket], inbox: Inbox, heartbeat: Heartbeat | None = None, caller: Caller | None = None
     ) -> None:
         """An inbox whose loop has a caller must wake when the caller rings."""
         self._device = device
         self._inbox = inbox
-        self._pulse = pulse
+        self._heartbeat = heartbeat
         self._caller = caller
         self._is_closed = False
         self._checks = AdapterChecks(device.check) if isinstance(device, ChecksAdapters) else None
@@ -176,12 +176,12 @@ class LiveWorld(Generic[Ticket]):
         return self._preparation.sift(messages) if self._preparation is not None else messages
 
     def _wait(self, until: float) -> list[Message] | None:
-        """The inbox's messages. A loop with a pulse wakes to beat: nothing to do for a long time is no hang."""
-        nap_s = math.inf if self._pulse is None and self._caller is None else BEAT_S
+        """The inbox's messages. A loop with a heartbeat wakes to beat: nothing to do for a long time is no hang."""
+        nap_s = math.inf if self._heartbeat is None and self._caller is None else BEAT_S
         while True:
             wait_s = max(0.0, until - self.now())
-            if self._pulse is not None:
-                self._pulse.beat()
+            if self._heartbeat is not None:
+                self._heartbeat.beat()
             messages = self._inbox.take(min(wait_s, QUIET_S if self._idle_work else nap_s))
             if messages or messages is None or self._is_wanted(until):
                 return messages
@@ -193,14 +193,14 @@ class LiveWorld(Generic[Ticket]):
         return self.now() >= until or (self._caller is not None and self._caller.is_called())
 
     def submit(self, plan: StepPlan) -> Ticket:
-        if self._pulse is not None:
-            self._pulse.step_begins(plan.prompt_tokens, bool(plan.tokens))
+        if self._heartbeat is not None:
+            self._heartbeat.step_begins(plan.prompt_tokens, bool(plan.tokens))
         return self._device.submit(plan)
 
     def collect(self, ticket: Ticket) -> StepResult:
         result = self._device.collect(ticket)
-        if self._pulse is not None:
-            self._pulse.step_ended(result.step_s)
+        if self._heartbeat is not None:
+            self._heartbeat.step_ended(result.step_s)
         return result
 
 

@@ -15,7 +15,7 @@ from rota.core.request import Request
 from rota.runtime.doorbell import Doorbell
 
 # The inbox waits only for adapters that are being read, and no disk is slower than this.
-PATIENCE_S = 300.0
+TIMEOUT_S = 300.0
 
 
 class OfflineInbox:
@@ -27,7 +27,7 @@ class OfflineInbox:
         max_open: int = 1,
         adapters: Iterable[Adapter] = (),
         doorbell: Doorbell | None = None,
-        patience_s: float = PATIENCE_S,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         """At most `max_open` requests are open at a time, so that none is refused for a full queue.
 
@@ -35,7 +35,7 @@ class OfflineInbox:
         """
         self._unsent = deque(requests)
         self._max_open = max_open
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._messages: list[Message] = [AddAdapter(adapter=adapter, at=time.monotonic()) for adapter in adapters]
         self._open: set[RequestId | AdapterId] = {adapter.adapter_id for adapter in adapters}
         self._doorbell = doorbell or Doorbell()
@@ -65,8 +65,8 @@ class OfflineInbox:
         if not self._messages:
             if not self._open:
                 return None
-            ready, _, _ = select.select([self._doorbell], [], [], min(wait_s, self._patience_s))
-            if not ready and wait_s > self._patience_s:
+            ready, _, _ = select.select([self._doorbell], [], [], min(wait_s, self._timeout_s))
+            if not ready and wait_s > self._timeout_s:
                 raise StuckError(f"{len(self._open)} requests wait, but no message comes; this is a bug in Rota.")
         messages, self._messages = self._messages + self._doorbell.take(), []
         return messages

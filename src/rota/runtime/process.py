@@ -23,16 +23,16 @@ from rota.core.events import Event
 from rota.policy.step_times import StepTimes
 from rota.runtime.children import freeze_heap, start_child
 from rota.runtime.exchange.place import caller_of, open_exchange
+from rota.runtime.heartbeat import Heartbeat
 from rota.runtime.lifeline import die_with
 from rota.runtime.live import LiveWorld
 from rota.runtime.loop import run
-from rota.runtime.patience import KILL_S, LINGER_S, Patience
-from rota.runtime.pulse import Pulse
 from rota.runtime.ranks.lead import Leader
 from rota.runtime.service import BuildDevice, explain, is_own
 from rota.runtime.spares import Spares
 from rota.runtime.spool import Arrivals
-from rota.runtime.start import listen_for_first, listen_for_last_words, listen_for_progress, made_trials
+from rota.runtime.start import listen_for_first, listen_for_last_words, listen_for_progress, made_autotuned
+from rota.runtime.timeouts import KILL_S, LINGER_S, EngineTimeouts
 from rota.runtime.watch import Death, OnEvents, OnReady, OnWaiting, Watch
 from rota.runtime.wire import EarlyRecords, Failed, Outbox, Ready, Record, SocketInbox, encode, open_socket
 from rota.runtime.world import stages_of
@@ -153,10 +153,10 @@ def _serve(build_device: BuildDevice, config: EngineConfig, inbox: zmq.Socket[by
     caller = caller_of(exchange)
     scheduler = Scheduler.from_config(config, device.capacity, exchange)
     freeze_heap()
-    outbox.send([Ready(device.capacity, stages_of(device), made_trials())])
+    outbox.send([Ready(device.capacity, stages_of(device), made_autotuned())])
     arrivals = Arrivals()
     messages = SocketInbox(inbox, caller.fileno() if caller else None, arrivals.take, early.others)
-    world = LiveWorld(device, messages, Pulse(outbox.tell_alive, StepTimes.of(device.capacity)), caller)
+    world = LiveWorld(device, messages, Heartbeat(outbox.tell_alive, StepTimes.of(device.capacity)), caller)
 
     def emit(events: list[Event]) -> None:
         outbox.send(events)
@@ -240,7 +240,7 @@ class EngineProcess:
         """Queue a record; does not block. One thread at a time."""
         self._outbox.send(encode([record]))
 
-    def watch(self, on_ready: OnReady, on_events: OnEvents, patience: Patience, _on_waiting: OnWaiting) -> Death:
+    def watch(self, on_ready: OnReady, on_events: OnEvents, timeouts: EngineTimeouts, _on_waiting: OnWaiting) -> Death:
         """Pass on the process's records until it is dead; kill it once it has said nothing for too long."""
 
         def note_ready(ready: Ready) -> None:
@@ -248,7 +248,7 @@ class EngineProcess:
             if self._spares:
                 self._spares.note_ready(self, ready.capacity)
 
-        return Watch(self._process, self._inbox, note_ready, on_events, patience).until_death()
+        return Watch(self._process, self._inbox, note_ready, on_events, timeouts).until_death()
 
     def kill(self) -> None:
         if self._process.pid is not None:

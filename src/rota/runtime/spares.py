@@ -19,8 +19,8 @@ from rota.core.capacity import Capacity
 from rota.machine import usable_processors
 from rota.runtime.children import start_child
 from rota.runtime.lifeline import die_with
-from rota.runtime.patience import KILL_S
 from rota.runtime.start import count_from_now
+from rota.runtime.timeouts import KILL_S
 
 # ── spare ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 # A spare is a process that has done an engine's imports and waits for its orders: it holds no device, only memory.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rota.core.config import FirstAdapters
-from rota.core.stages import Trial
+from rota.core.stages import AutotuneResult
 
 # ── first ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 # What the adapters to start with need reaches an engine while it is built, before it chooses its slots.
@@ -52,35 +52,35 @@ def wait_for_first() -> FirstAdapters:
     return _waiters[0]() if _waiters else FirstAdapters()
 
 
-# ── trials ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── autotune results ────────────────────────────────────────────────────────────────────────────────────────────────
 # What an engine's start has tried out goes to the supervisor, which tells the next engine before that builds.
 
 # A process builds one device, so there is one list of each for the whole process.
-_known: list[Trial] = []
-_made: list[Trial] = []
+_known: list[AutotuneResult] = []
+_made: list[AutotuneResult] = []
 
 
-def build_with(trials: tuple[Trial, ...], build_device: Callable[[], Any]) -> Any:
+def build_with(autotuned: tuple[AutotuneResult, ...], build_device: Callable[[], Any]) -> Any:
     """Build a device that need not try out what an engine before it has tried out."""
-    know_trials(trials)
+    know_autotuned(autotuned)
     return build_device()
 
 
-def know_trials(trials: tuple[Trial, ...]) -> None:
+def know_autotuned(autotuned: tuple[AutotuneResult, ...]) -> None:
     """An engine before this one has made these."""
-    _known[:] = trials
+    _known[:] = autotuned
 
 
-def known_trials() -> tuple[Trial, ...]:
+def known_autotuned() -> tuple[AutotuneResult, ...]:
     return tuple(_known)
 
 
-def tell_trials(trials: tuple[Trial, ...]) -> None:
+def tell_autotuned(autotuned: tuple[AutotuneResult, ...]) -> None:
     """The code that builds a device has made these, or known them."""
-    _made[:] = trials
+    _made[:] = autotuned
 
 
-def made_trials() -> tuple[Trial, ...]:
+def made_autotuned() -> tuple[AutotuneResult, ...]:
     return tuple(_made)
 
 

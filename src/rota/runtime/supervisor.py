@@ -19,13 +19,13 @@ from rota.core.config import EngineConfig
 from rota.core.errors import Fault
 from rota.core.events import EngineRestarted, Event
 from rota.core.messages import AddAdapter, Message
-from rota.core.stages import Trial, stage_fields
+from rota.core.stages import AutotuneResult, stage_fields
 from rota.runtime.blame import Blame
-from rota.runtime.patience import Patience
 from rota.runtime.process import EngineProcess
 from rota.runtime.promises import Promises
 from rota.runtime.service import BuildDevice, Deliver, ServicePhase, ServiceState, StateBoard, explain, refuse
 from rota.runtime.start import AdapterLook, build_with
+from rota.runtime.timeouts import EngineTimeouts
 from rota.runtime.watch import Death, OnEvents, OnReady, OnWaiting
 from rota.runtime.wire import First, Ready, Record, Stop
 
@@ -49,7 +49,9 @@ class SupervisedEngine(Protocol):
         """Queue a record, also before the process runs; does not block. One thread at a time."""
         ...
 
-    def watch(self, on_ready: OnReady, on_events: OnEvents, patience: Patience, on_waiting: OnWaiting, /) -> Death:
+    def watch(
+        self, on_ready: OnReady, on_events: OnEvents, timeouts: EngineTimeouts, on_waiting: OnWaiting, /
+    ) -> Death:
         """Pass on the process's records until it is dead.
 
         `on_waiting` is told why the process has no place to run, whenever that changes, and "" once it has one.
@@ -76,7 +78,7 @@ class SupervisedService:
         self,
         build_device: BuildDevice,
         config: EngineConfig,
-        patience: Patience | None = None,
+        timeouts: EngineTimeouts | None = None,
         new_engine: NewEngine = EngineProcess,
         first: AdapterLook | None = None,
         blame: Blame | None = None,
@@ -90,7 +92,7 @@ class SupervisedService:
         self._make_engine = new_engine
         self._build_device = build_device
         self._config = config
-        self._patience = patience or Patience()
+        self._timeouts = timeouts or EngineTimeouts()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._board = StateBoard()
         # Guards open requests together with their engine: a request belongs to one engine process only.
@@ -98,7 +100,7 @@ class SupervisedService:
         self._promises = Promises(config.engine_id)
         self._stopping = threading.Event()
         self._was_ever_ready = False
-        self._trials: tuple[Trial, ...] = ()  # what the last engine has tried out
+        self._autotuned: tuple[AutotuneResult, ...] = ()  # what the last engine has tried out
 
     @property
     def state(self) -> ServiceState:
@@ -133,7 +135,7 @@ class SupervisedService:
                 self._engine.send(Stop())
             elif self.state.phase is ServicePhase.STARTING:
                 self._engine.kill()  # it reads no message before it is ready
-        self._thread.join(self._patience.stop_s)
+        self._thread.join(self._timeouts.stop_s)
         self._engine.kill()
         self._thread.join()
 
@@ -147,29 +149,29 @@ class SupervisedService:
         quick_deaths = named_deaths = 0
         while self._start_engine():
             self._tell_first()
-            death = self._engine.watch(self._on_ready, self._on_events, self._patience, self._on_waiting)
+            death = self._engine.watch(self._on_ready, self._on_events, self._timeouts, self._on_waiting)
             if self._stopping.is_set():
                 break
             culprit = self._culprit(death)
             # An engine that hangs at its first step will do so the next time: it counts as a quick death.
-            is_quick = death.served_s < self._patience.quick_death_s or death.hung_at_once
+            is_quick = death.served_s < self._timeouts.quick_death_s or death.hung_at_once
             named_deaths = named_deaths + 1 if culprit and is_quick else 0
             # After a death that names an adapter the next engine reads that one last, or not at all.
-            if culprit is None or named_deaths > NAMED_DEATHS * self._patience.quick_deaths:
+            if culprit is None or named_deaths > NAMED_DEATHS * self._timeouts.quick_deaths:
                 quick_deaths = quick_deaths + 1 if is_quick else 0
             if is_quick:
-                self._trials = ()  # should one of its choices be at fault, the next engine tries for itself
+                self._autotuned = ()  # should one of its choices be at fault, the next engine tries for itself
             if death.last_words and not self._was_ever_ready:
                 # The model or the flags are wrong, and would be so the next time.
                 return self._go_down(death.reason)
-            if quick_deaths >= self._patience.quick_deaths:
+            if quick_deaths >= self._timeouts.quick_deaths:
                 return self._give_up(
                     f"The engine died {quick_deaths} times in a row soon after its start and stays down. "
                     f"The last time: {death.reason}"
                 )
             self._replace_engine(death, culprit)
             if quick_deaths:
-                self._stopping.wait(self._patience.pause_s * 2 ** (quick_deaths - 1))
+                self._stopping.wait(self._timeouts.pause_s * 2 ** (quick_deaths - 1))
         self._go_down("The engine was stopped.")
 
     def _start_engine(self) -> bool:
@@ -193,7 +195,7 @@ class SupervisedService:
             self._engine.send(First(found.result()))
 
     def _on_ready(self, ready: Ready) -> None:
-        self._trials, pid = ready.trials, self._engine.pid
+        self._autotuned, pid = ready.autotuned, self._engine.pid
         state = ServiceState(phase=ServicePhase.READY, capacity=ready.capacity, engine_pid=pid)
         first, again = replace(state, start=ready.stages), replace(state, restart=ready.stages)
         self._board.set(again if self._was_ever_ready else first)
@@ -273,5 +275,5 @@ class SupervisedService:
             self._context.destroy(linger=0)  # also the sockets of an engine that failed during its start
 
     def _new_engine(self) -> SupervisedEngine:
-        build = partial(build_with, self._trials, self._build_device) if self._trials else self._build_device
+        build = partial(build_with, self._autotuned, self._build_device) if self._autotuned else self._build_device
         return self._make_engine(self._context, build, self._config)

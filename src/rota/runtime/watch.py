@@ -13,7 +13,7 @@ import zmq
 
 from rota.core.events import Event, Produced
 from rota.core.standstill import StoodStill
-from rota.runtime.patience import KILL_S, LOOK_S, Patience, Silence, complaint_of
+from rota.runtime.timeouts import KILL_S, LOOK_S, EngineTimeouts, Silence, complaint_of
 from rota.runtime.wire import Alive, Building, Failed, Ready, receive_all
 
 # The signals by which a process ends that has damaged its own memory, or met a file that was cut while it was mapped.
@@ -78,7 +78,7 @@ class Watch:
         inbox: zmq.Socket[bytes],
         on_ready: OnReady,
         on_events: OnEvents,
-        patience: Patience,
+        timeouts: EngineTimeouts,
         waiting: Callable[[], str] = str,
         on_waiting: OnWaiting | None = None,
         late_s: float = _LATE_S,
@@ -89,7 +89,7 @@ class Watch:
         self._process = process
         self._inbox = inbox
         self._on_ready, self._on_events = on_ready, on_events
-        self._silence = Silence(patience)
+        self._silence = Silence(timeouts)
         self._poller = zmq.Poller()
         self._poller.register(inbox, zmq.POLLIN)
         self._poller.register(process.sentinel, zmq.POLLIN)
@@ -130,7 +130,7 @@ class Watch:
         if polled:
             self._hear(receive_all(self._inbox, self._late_s if is_dead else 0.0))
         elif complaint := self._silence.complaint:
-            self._lose_patience(complaint)
+            self._time_out(complaint)
         self._is_over = self._is_over or is_dead
 
     def _ask_for_place(self) -> None:
@@ -160,9 +160,9 @@ class Watch:
             self._on_events(events)
         stuck = [event for event in events if isinstance(event, StoodStill) and event.is_stuck]
         if stuck and not self._was_killed:
-            self._lose_patience(complaint_of(stuck[0]))
+            self._time_out(complaint_of(stuck[0]))
 
-    def _lose_patience(self, complaint: str) -> None:
+    def _time_out(self, complaint: str) -> None:
         if self._was_killed:
             self._last_words += " It was killed and does not end."
             self._is_over = True

@@ -20,9 +20,9 @@ from rota.core.capacity import Capacity
 from rota.core.config import FirstAdapters
 from rota.core.events import Event
 from rota.core.messages import Message
-from rota.core.stages import Stage, Trial
+from rota.core.stages import AutotuneResult, Stage
 from rota.runtime.doorbell import Doorbell
-from rota.runtime.pulse import BEAT_S
+from rota.runtime.heartbeat import BEAT_S
 from rota.runtime.spool import Arrivals, UploadPiece
 
 
@@ -58,7 +58,7 @@ class Ready:
 
     capacity: Capacity
     stages: tuple[Stage, ...] = ()  # of its start
-    trials: tuple[Trial, ...] = ()  # for the next engine
+    autotuned: tuple[AutotuneResult, ...] = ()  # for the next engine
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,7 +124,7 @@ class TenantCounts:
 # The longest of this many answers tells how long others may become. With fewer, drains cut off too many answers:
 # in the mean of four seeds of `slow-disk` on an A100 E2E P99 was 27.8 s without this bound and 20.6 s with it.
 TELLING_LENGTHS = 16
-# Of a crowd behind one adapter, this many requests count in its claim.
+# Of the requests behind one adapter, this many count in its claim.
 MOST_CLAIMING = 32
 CLAIM_POWER = 2.5
 
@@ -139,17 +139,17 @@ class Standing(Enum):
     LEAVING = "to be removed when its last user has finished"
 
 
-# Stand for the books of every adapter that had no request yet, and stay empty. Thousands of adapters may be known, and
-# few are asked for: books of their own would take a kilobyte each.
+# Stand for the queues of every adapter that had no request yet, and stay empty. Thousands of adapters may be known, and
+# few are asked for: queues of their own would take a kilobyte each.
 _QUEUE, _TENANTS, _LENGTHS = FairQueue(), TenantCounts(), AnswerLengths()
 _SEQUENCES: list[Sequence] = []
 _PRIORITIES: Counter[int] = Counter()
 
 
-class AdapterState:
+class Group:
     """Keeps its counts up to date; policies read them through `policy.views.AdapterView`.
 
-    It has books of its own from its first request on.
+    It has queues of its own from its first request on.
     """
 
     __slots__ = (

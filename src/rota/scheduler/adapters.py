@@ -22,12 +22,12 @@ from rota.core.messages import (
     SlotsGrew,
 )
 from rota.policy.slot_policy import SlotPolicy
-from rota.scheduler.adapter_state import AdapterState, Standing
-from rota.scheduler.plan_builder import Draft
+from rota.scheduler.adapter_state import Group, Standing
+from rota.scheduler.plan_builder import PlanBuilder
 from rota.scheduler.reads import Fetching, IdleReads, finish_read, forget_copy
 from rota.scheduler.slots import PageLedger
-from rota.scheduler.state import Books
-from rota.scheduler.turns import Moves, SlotCandidates, arrive, vacate
+from rota.scheduler.state import SchedulerState
+from rota.scheduler.turns import SlotCandidates, SlotMover, arrive, vacate
 from rota.scheduler.version_moves import VersionMoves
 
 # ── page limits ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -36,23 +36,23 @@ from rota.scheduler.version_moves import VersionMoves
 _ADVICE = "start the server with a larger --lora-memory-share, or with this adapter among its --lora-paths"
 
 
-def too_large(books: Books, group: AdapterState, pages: int, matrices: int = 0) -> str:
+def too_large(state: SchedulerState, group: Group, pages: int, matrices: int = 0) -> str:
     """Why an adapter that takes so many pages and matrices is refused; empty if it is not."""
     if group.adapter is None:
         return ""
     takes = f"Adapter '{group.adapter.name}' takes"
-    shared = books.slots.pages
-    reason = "" if shared is None else _too_many(books, group, shared, pages, f"{takes} {pages} pages of eight ranks")
+    shared = state.slots.pages
+    reason = "" if shared is None else _too_many(state, group, shared, pages, f"{takes} {pages} pages of eight ranks")
     whole = f"{takes} {matrices} places for an embedding or a head of its own"
-    return reason or (_too_many(books, group, books.slots.matrices, matrices, whole) if matrices else "")
+    return reason or (_too_many(state, group, state.slots.matrices, matrices, whole) if matrices else "")
 
 
-def _too_many(books: Books, group: AdapterState, shared: PageLedger, count: int, takes: str) -> str:
+def _too_many(state: SchedulerState, group: Group, shared: PageLedger, count: int, takes: str) -> str:
     """Beside pinned adapters one slot stays open, so that every other adapter can still get its turn."""
-    slots, left = books.slots, shared.open_with(group.adapter_id, count)
+    slots, left = state.slots, shared.open_with(group.adapter_id, count)
     if left >= slots.total:
         return ""
-    pinned = len(books.pinned)
+    pinned = len(state.pinned)
     if not left:
         return f"{takes}, but the slots share {shared.total}; {_ADVICE}."
     if left > pinned:
@@ -74,19 +74,19 @@ class WarmUps:
     under way.
     """
 
-    def __init__(self, books: Books, candidates: SlotCandidates, moves: Moves) -> None:
-        self._books = books
+    def __init__(self, state: SchedulerState, candidates: SlotCandidates, mover: SlotMover) -> None:
+        self._state = state
         self._candidates = candidates
-        self._moves = moves
+        self._mover = mover
         self._former: dict[AdapterId, AdapterId] = {}  # of versions that are being read or wait, whose place they take
-        self._waiting: dict[AdapterId, AdapterState] = {}  # they lie in host memory
+        self._waiting: dict[AdapterId, Group] = {}  # they lie in host memory
         self._copied: AdapterId | None = None  # whose copy is under way
 
-    def expect(self, group: AdapterState, former: AdapterId) -> None:
+    def expect(self, group: Group, former: AdapterId) -> None:
         """A version is being read that will take the place of a former one."""
         self._former[group.adapter_id] = former
 
-    def begin(self, group: AdapterState) -> bool:
+    def begin(self, group: Group) -> bool:
         """A version lies in host memory; False if no place was promised to it."""
         if group.adapter_id not in self._former or group.is_leaving:
             return False
@@ -100,36 +100,38 @@ class WarmUps:
         if self._copied == adapter_id:
             self._copied = None
 
-    def order(self, draft: Draft, answer: Callable[[AdapterState, float], None]) -> None:
+    def order(self, builder: PlanBuilder, answer: Callable[[Group, float], None]) -> None:
         """Once a pass, behind the turns. `answer` is called for versions that get no slot, or need no copy.
 
         One copy at a time, so that copies for requests wait for one at most.
         """
         while self._waiting and self._copied is None:
             group = next(iter(self._waiting.values()))
-            self._move_in(draft, group)
-            residency = self._books.slots.residencies.get(group.adapter_id)
+            self._move_in(builder, group)
+            residency = self._state.slots.residencies.get(group.adapter_id)
             if residency is None or residency.is_ready:
                 self.forget(group.adapter_id)
-                answer(group, draft.now)
-                draft.ask_again(draft.now)  # the turns of this pass are over, and requests may wait for this version
+                answer(group, builder.now)
+                builder.ask_again(
+                    builder.now
+                )  # the turns of this pass are over, and requests may wait for this version
             else:
                 del self._waiting[group.adapter_id]
                 self._copied = group.adapter_id
 
-    def _move_in(self, draft: Draft, group: AdapterState) -> None:
-        books = self._books
-        is_there = group.adapter_id in books.slots.residencies
-        if is_there or group.is_leaving or not books.hosts.has(group.adapter_id):
+    def _move_in(self, builder: PlanBuilder, group: Group) -> None:
+        state = self._state
+        is_there = group.adapter_id in state.slots.residencies
+        if is_there or group.is_leaving or not state.hosts.has(group.adapter_id):
             return
         unused = [one.adapter_id for one in self._candidates.idle() if not one.users]
-        if books.slots.surplus or books.slots.empty + len(unused) <= len(books.absent):
+        if state.slots.surplus or state.slots.empty + len(unused) <= len(state.absent):
             return
-        if not books.slots.empty:
+        if not state.slots.empty:
             former = self._former[group.adapter_id]
-            leaver = former if former in unused else books.slots.first_to_leave(unused)
-            vacate(books, books.groups[leaver], draft.now, SlotReason.IDLE)
-        self._moves.move_in(draft, group, SlotReason.NEW_VERSION)
+            leaver = former if former in unused else state.slots.first_to_leave(unused)
+            vacate(state, state.groups[leaver], builder.now, SlotReason.IDLE)
+        self._mover.move_in(builder, group, SlotReason.NEW_VERSION)
 
 
 # ── adapter lifecycle ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -140,36 +142,36 @@ class AdapterLifecycle:
     """Every request to add or remove an adapter is answered by an event: added, refused or removed."""
 
     def __init__(
-        self, books: Books, fetching: Fetching, idle_reads: IdleReads, warm_ups: WarmUps, policy: SlotPolicy
+        self, state: SchedulerState, fetching: Fetching, idle_reads: IdleReads, warm_ups: WarmUps, policy: SlotPolicy
     ) -> None:
-        self._books = books
+        self._state = state
         self._fetching = fetching
         self._idle_reads = idle_reads
         self._warm_ups = warm_ups
         self._policy = policy
-        self._version_moves = VersionMoves(books)
+        self._version_moves = VersionMoves(state)
         self._unanswered: set[AdapterId] = set()  # the clients that added them wait for an answer
-        self._to_fetch: deque[AdapterState] = deque()
+        self._to_fetch: deque[Group] = deque()
         self._to_drop: list[AdapterId] = []
 
-    def give_orders(self, draft: Draft) -> None:
+    def give_orders(self, builder: PlanBuilder) -> None:
         """Once a pass, before all else: reads and drops that were decided between two steps go out with the next."""
-        self._books.hosts.begin_pass()
-        draft.drops.extend(self._to_drop)
+        self._state.hosts.begin_pass()
+        builder.drops.extend(self._to_drop)
         self._to_drop = []
         # If there is no room for one new adapter, there is none for the others that are new.
-        while self._to_fetch and self._fetch_if_new(draft, self._to_fetch[0]):
+        while self._to_fetch and self._fetch_if_new(builder, self._to_fetch[0]):
             self._to_fetch.popleft()
 
-    def _fetch_if_new(self, draft: Draft, group: AdapterState) -> bool:
+    def _fetch_if_new(self, builder: PlanBuilder, group: Group) -> bool:
         """Order the first read of an adapter, unless its requests had it read meanwhile; False if there is no room."""
-        hosts, adapter_id = self._books.hosts, group.adapter_id
-        is_new = self._books.groups.get(adapter_id) is group and adapter_id in self._unanswered
-        return not is_new or hosts.is_fetching(adapter_id) or self._fetching.try_fetch(draft, group)
+        hosts, adapter_id = self._state.hosts, group.adapter_id
+        is_new = self._state.groups.get(adapter_id) is group and adapter_id in self._unanswered
+        return not is_new or hosts.is_fetching(adapter_id) or self._fetching.try_fetch(builder, group)
 
-    def warm_up(self, draft: Draft) -> None:
+    def warm_up(self, builder: PlanBuilder) -> None:
         """Once a pass, behind the turns: new versions that were read come into slots that are free."""
-        self._warm_ups.order(draft, self._answer)
+        self._warm_ups.order(builder, self._answer)
 
     def apply(self, message: AdapterMessage) -> None:
         match message:
@@ -184,22 +186,22 @@ class AdapterLifecycle:
             case AdapterFetched():
                 self._fetched(message)
             case AdapterReady(adapter_id, at, copy_s):
-                self._books.note_copy(adapter_id, copy_s)
+                self._state.note_copy(adapter_id, copy_s)
                 self._ready(adapter_id, at)
             case AdapterFailed():
                 self._failed(message)
             case SlotsGrew(size_bytes):
-                self._books.slot_bytes = size_bytes
+                self._state.slot_bytes = size_bytes
 
     def _add(self, message: AddAdapter) -> None:
         adapter, at = message.adapter, message.at
         if reason := message.refusal or self._reason_against(adapter):
             self._refuse(adapter.adapter_id, at, reason, message.refusal_code)
             return
-        group = AdapterState(adapter)
-        self._books.groups[adapter.adapter_id] = group
+        group = Group(adapter)
+        self._state.groups[adapter.adapter_id] = group
         if group.is_pinned:
-            self._books.pinned_groups[adapter.adapter_id] = group
+            self._state.pinned_groups[adapter.adapter_id] = group
         if message.is_read_later:
             self._know(group, at)
             self._idle_reads.expect(group)
@@ -209,27 +211,27 @@ class AdapterLifecycle:
             if message.former is not None:
                 self._warm_ups.expect(group, message.former)
 
-    def _know(self, group: AdapterState, at: float) -> None:
+    def _know(self, group: Group, at: float) -> None:
         """Requests may ask for an adapter from now on."""
         group.standing = Standing.KNOWN
-        self._books.note_users(group)
-        self._books.outbox.append(AdapterAdded(group.adapter_id, at, self._books.engine_id))
+        self._state.note_users(group)
+        self._state.outbox.append(AdapterAdded(group.adapter_id, at, self._state.engine_id))
 
     def _refuse(
         self, adapter_id: AdapterId, at: float, reason: str, code: FaultCode = FaultCode.ADAPTER_FAILED
     ) -> None:
-        self._books.outbox.append(
-            AdapterRefused(adapter_id=adapter_id, at=at, reason=reason, engine_id=self._books.engine_id, code=code)
+        self._state.outbox.append(
+            AdapterRefused(adapter_id=adapter_id, at=at, reason=reason, engine_id=self._state.engine_id, code=code)
         )
 
     def _reason_against(self, adapter: Adapter) -> str | None:
-        slots = self._books.slots.total
-        if adapter.adapter_id in self._books.groups:
+        slots = self._state.slots.total
+        if adapter.adapter_id in self._state.groups:
             return f"An adapter with the id {adapter.adapter_id} is already known."
         if slots == 0:
             return "This server was started without adapter slots."
-        if adapter.is_pinned and len(self._books.pinned - {adapter.name}) >= slots - 1:
-            kind = "slots" if slots == self._books.slots.most else "open slots"
+        if adapter.is_pinned and len(self._state.pinned - {adapter.name}) >= slots - 1:
+            kind = "slots" if slots == self._state.slots.most else "open slots"
             return (
                 f"Adapter '{adapter.name}' cannot be pinned: of {slots} {kind} at most {slots - 1} may be pinned, "
                 f"so that every other adapter can still get its turn."
@@ -238,9 +240,9 @@ class AdapterLifecycle:
 
     def _fetched(self, message: AdapterFetched) -> None:
         adapter_id, at = message.adapter_id, message.at
-        group = self._books.groups[adapter_id]
-        finish_read(self._books, message)
-        self._books.note_users(group)
+        group = self._state.groups[adapter_id]
+        finish_read(self._state, message)
+        self._state.note_users(group)
         assert group.adapter is not None, "the base model is never read"
         if not group.adapter.seals:
             group.adapter = replace(group.adapter, seals=message.seals)
@@ -248,17 +250,17 @@ class AdapterLifecycle:
             reason, code = changed_since(group.adapter), FaultCode.ADAPTER_CHANGED
             self._failed(AdapterFailed(adapter_id=adapter_id, at=at, reason=reason, code=code))
             return
-        if reason := too_large(self._books, group, message.pages, message.matrices):
+        if reason := too_large(self._state, group, message.pages, message.matrices):
             self._failed(AdapterFailed(adapter_id=adapter_id, at=at, reason=reason))
             return
-        self._books.slots.know(adapter_id, message.pages, message.matrices)
+        self._state.slots.know(adapter_id, message.pages, message.matrices)
         self._idle_reads.forget(adapter_id)
         if not self._warm_ups.begin(group):
             self._answer(group, at)
 
     def _seal(self, message: SealAdapter) -> None:
         """What another engine has read is the version, and what this one has read must be the same."""
-        group = self._books.groups.get(message.adapter_id)
+        group = self._state.groups.get(message.adapter_id)
         if group is None or group.adapter is None:
             return
         own, group.adapter = group.adapter.seals, replace(group.adapter, seals=message.seals)
@@ -266,24 +268,24 @@ class AdapterLifecycle:
             fault = Fault(FaultCode.ADAPTER_CHANGED, changed_since(group.adapter), "model")
             self._remove(RemoveAdapter(adapter_id=group.adapter_id, at=message.at, is_forced=True, fault=fault))
 
-    def _answer(self, group: AdapterState, at: float) -> None:
+    def _answer(self, group: Group, at: float) -> None:
         """An adapter was read, and lies in a slot if one was free for it: its adder is told."""
         if group.adapter_id in self._unanswered:
             self._unanswered.remove(group.adapter_id)
-            self._books.outbox.append(AdapterAdded(group.adapter_id, at, self._books.engine_id))
+            self._state.outbox.append(AdapterAdded(group.adapter_id, at, self._state.engine_id))
         self._warm_ups.forget(group.adapter_id)
         if not group.is_leaving:
             group.standing = Standing.KNOWN
-        self._books.note_users(group)
+        self._state.note_users(group)
         self.retire_if_done(group, at)
 
     def _ready(self, adapter_id: AdapterId, at: float) -> None:
-        group = self._books.groups.get(adapter_id)
+        group = self._state.groups.get(adapter_id)
         if group is None:
             return  # it counted as arrived before, and has been removed since
-        residency = self._books.slots.residencies.get(adapter_id)
+        residency = self._state.slots.residencies.get(adapter_id)
         if residency is not None and not residency.is_ready:
-            arrive(self._books, adapter_id, at)
+            arrive(self._state, adapter_id, at)
         if adapter_id in self._unanswered:
             self._answer(group, at)
         else:
@@ -291,15 +293,15 @@ class AdapterLifecycle:
 
     def _failed(self, message: AdapterFailed) -> None:
         """End the adapter's requests with the reason, and free what the adapter held; nothing else changes."""
-        books = self._books
+        state = self._state
         adapter_id, at, reason = message.adapter_id, message.at, message.reason
-        group = books.groups.get(adapter_id)
+        group = state.groups.get(adapter_id)
         if group is None:
             return  # a step waited for this copy, and the adapter has been removed since
         self._warm_ups.forget(adapter_id)
         self._drop(adapter_id, at)
-        if adapter_id in books.slots.residencies:
-            vacate(books, group, at, SlotReason.FAILED, detail=reason)
+        if adapter_id in state.slots.residencies:
+            vacate(state, group, at, SlotReason.FAILED, detail=reason)
         self._end_users(group, Fault(message.code, reason, "model"), at)
         is_new = self._is_lost(group, message.code)
         if is_new or adapter_id in self._unanswered:
@@ -309,10 +311,10 @@ class AdapterLifecycle:
             self._forget(group)
         elif group.standing is Standing.KNOWN:
             group.standing = Standing.FAILED  # or a pinned adapter would be read and fail for ever
-            books.note_users(group)
+            state.note_users(group)
         self.retire_if_done(group, at)
 
-    def _is_lost(self, group: AdapterState, code: FaultCode) -> bool:
+    def _is_lost(self, group: Group, code: FaultCode) -> bool:
         """What was never read is not known, also if requests could ask for it; the next read may succeed.
 
         Nor is a version whose files are others by now: no engine can read it again.
@@ -329,13 +331,13 @@ class AdapterLifecycle:
     def _remove(self, message: RemoveAdapter) -> None:
         """Unload: waits for the adapter's requests unless forced, and for a copy under way in any case."""
         adapter_id, at = message.adapter_id, message.at
-        group = self._books.groups.get(adapter_id)
+        group = self._state.groups.get(adapter_id)
         if group is None or adapter_id == BASE:
             self._refuse(adapter_id, at, f"No adapter with the id {adapter_id} is known.")
             return
         group.standing = Standing.RETIRING if message.takes_requests else Standing.LEAVING
         self._unpin(group)  # the next version of the name may be pinned in its place
-        self._books.note_users(group)
+        self._state.note_users(group)
         if message.is_forced:
             name = group.adapter.name if group.adapter else ""
             unloaded = Fault(FaultCode.ADAPTER_FAILED, f"Adapter '{name}' was unloaded.", "model")
@@ -344,45 +346,45 @@ class AdapterLifecycle:
 
     def _move(self, message: MoveRequests) -> None:
         self._version_moves.apply(message)
-        if group := self._books.groups.get(message.old):
+        if group := self._state.groups.get(message.old):
             self.retire_if_done(group, message.at)
 
-    def retire_if_done(self, group: AdapterState, at: float) -> None:
+    def retire_if_done(self, group: Group, at: float) -> None:
         """Forget an adapter that is to leave, once no request uses it and no read or copy of it is under way."""
-        books = self._books
-        is_on_its_way = group.adapter_id in self._unanswered or books.hosts.is_fetching(group.adapter_id)
+        state = self._state
+        is_on_its_way = group.adapter_id in self._unanswered or state.hosts.is_fetching(group.adapter_id)
         if not group.is_leaving or group.users or is_on_its_way:
             return
-        residency = books.slots.residencies.get(group.adapter_id)
+        residency = state.slots.residencies.get(group.adapter_id)
         if residency:
             if not residency.is_ready:
                 return
-            vacate(books, group, at, SlotReason.UNLOADED)
+            vacate(state, group, at, SlotReason.UNLOADED)
         self._drop(group.adapter_id, at)
         self._forget(group)
-        books.outbox.append(AdapterRemoved(group.adapter_id, at, books.engine_id))
+        state.outbox.append(AdapterRemoved(group.adapter_id, at, state.engine_id))
 
-    def _unpin(self, group: AdapterState) -> None:
+    def _unpin(self, group: Group) -> None:
         group.is_pinned = False
-        self._books.pinned_groups.pop(group.adapter_id, None)
+        self._state.pinned_groups.pop(group.adapter_id, None)
 
-    def _forget(self, group: AdapterState) -> None:
+    def _forget(self, group: Group) -> None:
         self._unpin(group)
-        del self._books.groups[group.adapter_id]
-        self._books.slots.forget(group.adapter_id)
-        self._books.absent.remove(group)
+        del self._state.groups[group.adapter_id]
+        self._state.slots.forget(group.adapter_id)
+        self._state.absent.remove(group)
         self._idle_reads.forget(group.adapter_id)
         self._warm_ups.forget(group.adapter_id)
         self._policy.forget(group.adapter_id)
 
     def _drop(self, adapter_id: AdapterId, at: float) -> None:
         """The adapter is not in host memory, and not on its way there, from the next step on."""
-        if self._books.hosts.has(adapter_id):
+        if self._state.hosts.has(adapter_id):
             self._to_drop.append(adapter_id)
-        forget_copy(self._books, adapter_id, at)
-        if group := self._books.groups.get(adapter_id):
-            self._books.note_users(group)
+        forget_copy(self._state, adapter_id, at)
+        if group := self._state.groups.get(adapter_id):
+            self._state.note_users(group)
 
-    def _end_users(self, group: AdapterState, fault: Fault, at: float) -> None:
+    def _end_users(self, group: Group, fault: Fault, at: float) -> None:
         for sequence in [*group.queue, *group.running_sequences()]:
-            self._books.finish(sequence, FinishReason.FAILED, at, fault)
+            self._state.finish(sequence, FinishReason.FAILED, at, fault)

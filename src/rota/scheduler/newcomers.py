@@ -14,14 +14,14 @@ from rota.core.events import Admitted
 from rota.core.plan import Seat
 from rota.policy.prefill_delayer import DelayVerdict
 from rota.scheduler.accounts import Account
-from rota.scheduler.adapter_state import AdapterState
+from rota.scheduler.adapter_state import Group
 from rota.scheduler.admission import LOOK_AHEAD, Admission, Delays, Head, Offer
-from rota.scheduler.plan_builder import Draft
+from rota.scheduler.plan_builder import PlanBuilder
 from rota.scheduler.preemption import Sharing
 from rota.scheduler.prefill import PrefillSharing
 from rota.scheduler.queues import Place
 from rota.scheduler.sequence import EFFECT_AFTER_SKIPS, EFFECT_OF, Arrival, Effect, Phase, Reason, Refusal, Sequence
-from rota.scheduler.state import Books
+from rota.scheduler.state import SchedulerState
 from rota.scheduler.version_moves import tell_move
 
 # ── seating ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -31,39 +31,39 @@ from rota.scheduler.version_moves import tell_move
 class Seating:
     """Acts before decodes are planned: these sequences decode in the same step, and nothing is computed anew."""
 
-    def __init__(self, books: Books, sharing: Sharing) -> None:
-        self._books = books
+    def __init__(self, state: SchedulerState, sharing: Sharing) -> None:
+        self._state = state
         self._sharing = sharing
 
-    def sit_down(self, draft: Draft) -> None:
-        books = self._books
-        if books.running_count == books.rows.total - books.rows.free:
+    def sit_down(self, builder: PlanBuilder) -> None:
+        state = self._state
+        if state.running_count == state.rows.total - state.rows.free:
             return  # every sequence that holds KV has a row
-        spare = max(0, books.rows.available - len(draft.invited))
-        lines = [self._line(group, spare + 1) for group in books.open_groups if group.rowless]
+        spare = max(0, state.rows.available - len(builder.invited))
+        lines = [self._line(group, spare + 1) for group in state.open_groups if group.rowless]
         for _, _, sequence in heapq.merge(*lines):
-            if spare <= 0 and not self._make_row(draft, sequence):
+            if spare <= 0 and not self._make_row(builder, sequence):
                 return
             spare -= 1
-            self._sit(draft, sequence)
+            self._sit(builder, sequence)
 
-    def _line(self, group: AdapterState, most: int) -> list[tuple[float, Arrival, Sequence]]:
+    def _line(self, group: Group, most: int) -> list[tuple[float, Arrival, Sequence]]:
         """An adapter's first sequences without a row. While a step is in flight, the newest token is not known yet."""
-        ready = (one for one in group.rowless if not one.flights)
+        ready = (one for one in group.rowless if not one.steps_in_flight)
         return [(one.account.rank, one.arrival, one) for one in islice(ready, most)]
 
-    def _make_row(self, draft: Draft, sequence: Sequence) -> bool:
+    def _make_row(self, builder: PlanBuilder, sequence: Sequence) -> bool:
         """Another tenant may hold more than its share of the rows."""
-        return self._books.accounts.are_shared and self._sharing.make_row(draft, sequence)
+        return self._state.accounts.are_shared and self._sharing.make_row(builder, sequence)
 
-    def _sit(self, draft: Draft, sequence: Sequence) -> None:
-        group = self._books.group_of(sequence)
+    def _sit(self, builder: PlanBuilder, sequence: Sequence) -> None:
+        group = self._state.group_of(sequence)
         group.part(sequence)
-        self._books.take_row(sequence)
+        self._state.take_row(sequence)
         group.join(sequence, sequence.phase)
         sequence.refusal = None
-        tell_move(self._books, sequence, draft.now)
-        draft.seats.append(seat_of(sequence))
+        tell_move(self._state, sequence, builder.now)
+        builder.seats.append(seat_of(sequence))
 
 
 def seat_of(sequence: Sequence) -> Seat:
@@ -91,7 +91,7 @@ MOST_SKIPS = 4 * LOOK_AHEAD
 class Pass:
     """The state of one pass over the queues."""
 
-    draft: Draft
+    builder: PlanBuilder
     delay: DelayVerdict | None
     heads: list[Head]  # a heap, by the rank of the tenant and then by arrival
     is_shared: bool  # have several tenants open requests?
@@ -105,7 +105,7 @@ class Pass:
     # Tenants of which no other sequence starts, and why.
     stopped: dict[Account, Reason] = field(default_factory=dict)
     # Places of tenants that others in the same adapter's queue may overtake; they go back into it after the pass.
-    passed_over: list[tuple[AdapterState, Place]] = field(default_factory=list)
+    passed_over: list[tuple[Group, Place]] = field(default_factory=list)
     _latest: list[tuple[Arrival, Account]] | None = None
 
     def latest_admitted(self) -> list[tuple[Arrival, Account]]:
@@ -117,11 +117,11 @@ class Pass:
             self._latest = nlargest(2, ((arrival, account) for account, arrival in latest.items()), key=itemgetter(0))
         return self._latest
 
-    def add_head(self, group: AdapterState) -> None:
-        if head := head_of(group, self.draft, self.is_shared):
+    def add_head(self, group: Group) -> None:
+        if head := head_of(group, self.builder, self.is_shared):
             heapq.heappush(self.heads, head)
 
-    def pass_over_tenant(self, group: AdapterState) -> None:
+    def pass_over_tenant(self, group: Group) -> None:
         self.passed_over.append((group, group.queue.pass_over()))
         self.add_head(group)
 
@@ -131,7 +131,7 @@ class Newcomers:
 
     def __init__(
         self,
-        books: Books,
+        state: SchedulerState,
         admission: Admission,
         delays: Delays,
         prompts: PrefillSharing,
@@ -139,21 +139,21 @@ class Newcomers:
     ) -> None:
         """`most_prompts` bounds the prompts of a step, those that have begun included; None: no bound."""
         self._most_prompts = math.inf if most_prompts is None else most_prompts
-        self._books = books
+        self._state = state
         self._admission = admission
         self._delays = delays
         self._prompts = prompts
 
-    def admit(self, draft: Draft) -> None:
-        is_shared = self._books.accounts.are_shared
-        heads = self._heads(draft, is_shared)
-        delay = self._delays.ask(draft, heads)
-        self._books.line_ends_at = {}
+    def admit(self, builder: PlanBuilder) -> None:
+        is_shared = self._state.accounts.are_shared
+        heads = self._heads(builder, is_shared)
+        delay = self._delays.ask(builder, heads)
+        self._state.line_ends_at = {}
         if not heads:
             return
-        current = Pass(draft=draft, delay=delay, heads=heads, is_shared=is_shared)
+        current = Pass(builder=builder, delay=delay, heads=heads, is_shared=is_shared)
         self._admit_invited(current)
-        if draft.budget > 0 and not self._books.rows.available:
+        if builder.budget > 0 and not self._state.rows.available:
             current.why_others_wait = Reason.NO_ROW  # whatever else the sequences lack
         else:
             self._admit_heads(current)
@@ -162,36 +162,36 @@ class Newcomers:
 
     def _admit_invited(self, current: Pass) -> None:
         """Sequences for which other tenants made room go first."""
-        for sequence in current.draft.invited:
-            group = self._books.group_of(sequence)
+        for sequence in current.builder.invited:
+            group = self._state.group_of(sequence)
             verdict = self._consider(current, sequence, group, is_invited=True)
-            if isinstance(verdict, Offer) and self._has_room(current.draft):
+            if isinstance(verdict, Offer) and self._has_room(current.builder):
                 self._start(current, sequence, group, verdict)
         if current.admitted:
             self._look_again(current)
 
-    def _has_room(self, draft: Draft) -> bool:
-        return draft.budget > 0 and len(draft.portions) < self._most_prompts
+    def _has_room(self, builder: PlanBuilder) -> bool:
+        return builder.budget > 0 and len(builder.portions) < self._most_prompts
 
     def _look_again(self, current: Pass) -> None:
         """Which sequences are next has changed in every queue."""
-        current.heads = self._heads(current.draft, current.is_shared)
+        current.heads = self._heads(current.builder, current.is_shared)
         heapq.heapify(current.heads)
 
-    def _heads(self, draft: Draft, is_shared: bool) -> list[Head]:
-        return [head for group in self._books.open_groups if (head := head_of(group, draft, is_shared))]
+    def _heads(self, builder: PlanBuilder, is_shared: bool) -> list[Head]:
+        return [head for group in self._state.open_groups if (head := head_of(group, builder, is_shared))]
 
     def _admit_heads(self, current: Pass) -> None:
-        draft = current.draft
+        builder = current.builder
         heapq.heapify(current.heads)
-        while current.heads and self._has_room(draft):
+        while current.heads and self._has_room(builder):
             rank, _, sequence, group = heapq.heappop(current.heads)
             if current.is_shared and sequence.account.rank > rank:  # its tenant has got something meanwhile
                 current.add_head(group)
             elif sequence.account in current.stopped:
                 self._refuse(current, sequence, current.stopped[sequence.account])
                 current.pass_over_tenant(group)
-            elif (crowd := draft.crowds.get(sequence.account)) and not crowd.lets_in(sequence):
+            elif (backlog := builder.backlogs.get(sequence.account)) and not backlog.lets_in(sequence):
                 self._refuse(current, group.queue.next() or sequence, Reason.STEP_FULL)
                 current.pass_over_tenant(group)
             elif isinstance(verdict := self._consider(current, sequence, group), Offer):
@@ -202,7 +202,7 @@ class Newcomers:
             elif not self._goes_on(current, sequence, group, verdict):
                 return
 
-    def _goes_on(self, current: Pass, sequence: Sequence, group: AdapterState, reason: Reason) -> bool:
+    def _goes_on(self, current: Pass, sequence: Sequence, group: Group, reason: Reason) -> bool:
         """Refuse a sequence; False if no other sequence starts in this pass."""
         self._refuse(current, sequence, reason)
         match self._effect_of(reason, sequence, current):
@@ -221,9 +221,7 @@ class Newcomers:
                 current.add_head(group)
         return True
 
-    def _consider(
-        self, current: Pass, sequence: Sequence, group: AdapterState, is_invited: bool = False
-    ) -> Offer | Reason:
+    def _consider(self, current: Pass, sequence: Sequence, group: Group, is_invited: bool = False) -> Offer | Reason:
         verdict = self._admission.consider(sequence, group, current.delay, is_invited)
         if isinstance(verdict, Offer):
             if current.line_for_both is None:
@@ -237,7 +235,7 @@ class Newcomers:
         if effect is not Effect.SKIP_ONE:
             return effect
         is_overtaken_enough = reason is Reason.NO_KV and sequence.overtaken >= MOST_OVERTAKES
-        if is_overtaken_enough and self._books.accounts.are_shared and not sequence.account.seats:
+        if is_overtaken_enough and self._state.accounts.are_shared and not sequence.account.seats:
             return Effect.STOP  # a tenant that runs nothing would starve if other tenants went on to take KV
         skipped = current.skipped[reason]
         if is_overtaken_enough or sum(one.account is sequence.account for one in skipped) == LOOK_AHEAD:
@@ -248,7 +246,7 @@ class Newcomers:
 
     def _stop_tenant(self, current: Pass, sequence: Sequence, reason: Reason) -> None:
         """No other sequence of this tenant starts; behind a sequence that waits for KV, later ones stand in line."""
-        account, line = sequence.account, self._books.line_ends_at
+        account, line = sequence.account, self._state.line_ends_at
         current.stopped[account] = reason if reason is Reason.TENANT_FULL else Reason.IN_LINE
         if reason is Reason.IN_LINE:
             line[account.name] = min(_not_to_be_overtaken(current.line_for_both or [], sequence))
@@ -257,29 +255,29 @@ class Newcomers:
 
     def _line_for_both(self) -> list[Sequence]:
         """Sequences that are next due a slot and lack KV too; their overtakes are counted, as they get no slot."""
-        firsts = [group.queue.first() for group in islice(self._books.absent, LOOK_AHEAD)]
+        firsts = [group.queue.first() for group in islice(self._state.absent, LOOK_AHEAD)]
         return [first for first in firsts if first and self._admission.lacks_kv(first)]
 
     # ── sequences that start ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def _start(self, current: Pass, sequence: Sequence, group: AdapterState, offer: Offer) -> bool:
+    def _start(self, current: Pass, sequence: Sequence, group: Group, offer: Offer) -> bool:
         """Let a sequence start; True if it is so long that from now on only short ones may start beside it."""
-        self._sit_down(current.draft, sequence, group, offer)
-        is_long = self._prompts.start(current.draft, sequence)
+        self._sit_down(current.builder, sequence, group, offer)
+        is_long = self._prompts.start(current.builder, sequence)
         current.admitted.append(sequence)
         current.held_s = max(current.held_s, sequence.held_s)
         for other in (*current.skipped[Reason.NO_KV], *(current.line_for_both or [])):
             other.overtaken += other.arrival < sequence.arrival
         return is_long
 
-    def _sit_down(self, draft: Draft, sequence: Sequence, group: AdapterState, offer: Offer) -> None:
-        blocks = self._books.blocks
-        self._books.dequeue(sequence)
+    def _sit_down(self, builder: PlanBuilder, sequence: Sequence, group: Group, offer: Offer) -> None:
+        blocks = self._state.blocks
+        self._state.dequeue(sequence)
         blocks.hold(offer.cached)
         sequence.blocks = offer.cached + blocks.allocate(offer.fresh)
         sequence.room = len(sequence.blocks) * blocks.block_size
-        self._books.take_seat(sequence)
-        self._books.take_row(sequence)
+        self._state.take_seat(sequence)
+        self._state.take_row(sequence)
         cached_tokens = len(offer.cached) * blocks.block_size
         sequence.computed = sequence.planned = cached_tokens
         sequence.next_full = cached_tokens + blocks.block_size
@@ -289,11 +287,11 @@ class Newcomers:
         if not sequence.output_length:
             sequence.cached_tokens = cached_tokens
         group.join(sequence, Phase.PREFILL)
-        self._books.outbox.append(
-            Admitted(request_id=sequence.request_id, at=draft.now, cached_tokens=cached_tokens, reasons=reasons)
+        self._state.outbox.append(
+            Admitted(request_id=sequence.request_id, at=builder.now, cached_tokens=cached_tokens, reasons=reasons)
         )
-        tell_move(self._books, sequence, draft.now)
-        draft.seats.append(seat_of(sequence))
+        tell_move(self._state, sequence, builder.now)
+        builder.seats.append(seat_of(sequence))
 
     # ── sequences that wait ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -302,7 +300,7 @@ class Newcomers:
         ask_again_at = delay.ask_again_at if delay and reason is Reason.DELAYED else math.inf
         if last and last.reason == reason and last.ask_again_at == ask_again_at:
             return  # as in the last pass; mostly this goes on for hundreds of passes
-        since = last.since if last and last.reason == reason else current.draft.now
+        since = last.since if last and last.reason == reason else current.builder.now
         sequence.refusal = Refusal(reason, since, ask_again_at)
 
     def _refuse_the_rest(self, current: Pass) -> None:
@@ -310,23 +308,23 @@ class Newcomers:
             self._refuse(current, first, self._why_it_waits(current, first))
             if current.why_others_wait is Reason.STEP_FULL:
                 # It could have started beside the delayed sequences that fill the step now: so it was delayed too.
-                waited_s = current.draft.now - first.request.arrived_at
+                waited_s = current.builder.now - first.request.arrived_at
                 first.held_s = max(first.held_s, min(current.held_s, waited_s))
         for reason in EFFECT_AFTER_SKIPS if current.skipped else ():
             for sequence in current.skipped[reason]:
-                self._books.group_of(sequence).queue.push(sequence)
+                self._state.group_of(sequence).queue.push(sequence)
         for group, place in current.passed_over:
             group.queue.give_back(place)
 
     def _why_it_waits(self, current: Pass, first: Sequence) -> Reason:
         """The reason of a sequence that was not looked at in this pass."""
-        account, accounts = first.account, self._books.accounts
+        account, accounts = first.account, self._state.accounts
         if account in current.stopped:
             return current.stopped[account]
         if not accounts.are_shared:
             return current.why_others_wait
         if current.why_others_wait is Reason.NO_ROW:
-            is_others_turn = account.rows >= accounts.share(account, self._books.rows.total)
+            is_others_turn = account.rows >= accounts.share(account, self._state.rows.total)
         else:
             is_others_turn = any(
                 one is not account and arrival > first.arrival for arrival, one in current.latest_admitted()
@@ -334,13 +332,13 @@ class Newcomers:
         return Reason.OTHER_TENANT if is_others_turn else current.why_others_wait
 
 
-def head_of(group: AdapterState, draft: Draft, is_shared: bool) -> Head | None:
+def head_of(group: Group, builder: PlanBuilder, is_shared: bool) -> Head | None:
     """The sequence of an adapter's queue that would start next; beside prompts that fill the step, the shortest.
 
     A tenant that is alone needs no rank.
     """
     first = group.queue.next()
-    if first and first.account in draft.crowds:
+    if first and first.account in builder.backlogs:
         first = group.queue.shortest_of(first.account)
     return (first.account.rank if is_shared else 0.0, first.turn, first, group) if first else None
 
@@ -351,7 +349,7 @@ def _not_to_be_overtaken(line: list[Sequence], sequence: Sequence) -> list[Arriv
     return [one.arrival for one in own if one.overtaken >= MOST_OVERTAKES and one.arrival < sequence.arrival]
 
 
-def _reasons(sequence: Sequence, group: AdapterState) -> tuple[str, ...]:
+def _reasons(sequence: Sequence, group: Group) -> tuple[str, ...]:
     """What a sequence that may start now has waited for."""
     has_waited_for_slot = group.slot_since > sequence.request.arrived_at
     refusal = sequence.refusal

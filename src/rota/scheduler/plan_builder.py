@@ -12,12 +12,12 @@ from rota.policy.prefill_budget import PrefillSplit
 from rota.scheduler.accounts import Account
 from rota.scheduler.sequence import Sequence
 
-# ── crowd ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-# A crowd is the prompts of one tenant that have begun and do not fit into its part of a step.
+# ── prefill backlog ─────────────────────────────────────────────────────────────────────────────────────────────────
+# A prefill backlog is the prompts of one tenant that have begun and do not fit into its part of a step.
 
 
 @dataclass(slots=True)
-class Crowd:
+class PrefillBacklog:
     """What is planned for it in one pass."""
 
     split: PrefillSplit[Sequence]
@@ -41,12 +41,12 @@ class Crowd:
             oldest.yielded += self.overtook
 
 
-# ── draft ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-# A draft is a plan that is being made, with the sequences behind its rows.
+# ── plan builder ────────────────────────────────────────────────────────────────────────────────────────────────────
+# A plan builder holds a plan that is being made, with the sequences behind its rows.
 
 
 @dataclass(slots=True, kw_only=True)
-class Flight:
+class InFlightStep:
     """The sequences in a step, and when the step was planned."""
 
     planned_at: float
@@ -62,13 +62,13 @@ class Flight:
 
 
 @dataclass(slots=True, kw_only=True)
-class Draft:
+class PlanBuilder:
     """The scheduler's parts fill it, one after the other."""
 
     step_id: int
     now: float
     budget: int  # tokens that the step may still take
-    flight: Flight = field(init=False)
+    step: InFlightStep = field(init=False)
     invited: list[Sequence] = field(default_factory=list)  # waiting sequences for which others made room
     seats: list[Seat] = field(default_factory=list)
     grants: list[Grant] = field(default_factory=list)
@@ -76,7 +76,9 @@ class Draft:
     work: float = math.inf  # work that prompts behind a prefix may still take; see `policy.prefill_budget`
     time: float = math.inf  # work of any prompts for which the step still has time; see `policy.step_times`
     portions: dict[Sequence, int] = field(default_factory=dict)  # prompt tokens by sequence; chunks are made of them
-    crowds: dict[Account, Crowd] = field(default_factory=dict)  # tenants whose begun prompts do not fit into the step
+    backlogs: dict[Account, PrefillBacklog] = field(
+        default_factory=dict
+    )  # tenants whose begun prompts do not fit into the step
     chunks: list[Chunk] = field(default_factory=list)
     decodes: list[Row] = field(default_factory=list)
     fetches: list[Adapter] = field(default_factory=list)
@@ -90,7 +92,7 @@ class Draft:
     wake_at: float = math.inf
 
     def __post_init__(self) -> None:
-        self.flight = Flight(planned_at=self.now)
+        self.step = InFlightStep(planned_at=self.now)
 
     def ask_again(self, at: float) -> None:
         """The scheduler's answer will change at this moment, without a message."""

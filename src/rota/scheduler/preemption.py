@@ -9,11 +9,11 @@ from functools import cached_property
 from rota.core.ids import BASE
 from rota.policy.fairness import gives_up, may_take
 from rota.scheduler.accounts import Account
-from rota.scheduler.adapter_state import AdapterState
+from rota.scheduler.adapter_state import Group
 from rota.scheduler.admission import LOOK_AHEAD, Admission
-from rota.scheduler.plan_builder import Draft
+from rota.scheduler.plan_builder import PlanBuilder
 from rota.scheduler.sequence import Reason, Refusal, Sequence, first_to_yield
-from rota.scheduler.state import Books
+from rota.scheduler.state import SchedulerState
 
 # ── urgency ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 # Urgency makes room for requests of a higher priority: the newest sequence of the lowest priority yields.
@@ -26,103 +26,103 @@ PATIENCE_STEPS = 4
 class Urgency:
     """Acts within one tenant, before decodes are planned; where all priorities are equal it does nothing."""
 
-    def __init__(self, books: Books, admission: Admission) -> None:
-        self._books = books
+    def __init__(self, state: SchedulerState, admission: Admission) -> None:
+        self._state = state
         self._admission = admission
 
-    def make_room(self, draft: Draft) -> None:
+    def make_room(self, builder: PlanBuilder) -> None:
         """Make room for at most one request in a pass, so that a burst of urgent ones does not empty the device."""
-        books = self._books
-        if len(books.priorities) < 2:
+        state = self._state
+        if len(state.priorities) < 2:
             return
-        self._make_room_to_grow(draft)
-        if not books.waiting:
+        self._make_room_to_grow(builder)
+        if not state.waiting:
             return
-        urgent = max(self._urgent(draft.now), key=lambda one: (one.priority, -one.arrival[0]), default=None)
-        if urgent and self._is_short(draft, urgent) and self._make_room_for(draft, urgent):
-            draft.invited.append(urgent)
+        urgent = max(self._urgent(builder.now), key=lambda one: (one.priority, -one.arrival[0]), default=None)
+        if urgent and self._is_short(builder, urgent) and self._make_room_for(builder, urgent):
+            builder.invited.append(urgent)
 
     def _urgent(self, now: float) -> Iterator[Sequence]:
         """The most urgent sequences of tenants that have waited for some steps."""
-        lowest = min(self._books.priorities)
-        latest = now - PATIENCE_STEPS * self._books.step_s
-        for group in self._books.open_groups:
+        lowest = min(self._state.priorities)
+        latest = now - PATIENCE_STEPS * self._state.step_s
+        for group in self._state.open_groups:
             for first in group.queue.in_turn(LOOK_AHEAD):
                 sequence = group.queue.shortest_of(first.account)
                 if sequence and sequence.priority > lowest and sequence.request.arrived_at <= latest:
                     yield sequence
 
-    def _is_short(self, draft: Draft, urgent: Sequence) -> bool:
+    def _is_short(self, builder: PlanBuilder, urgent: Sequence) -> bool:
         """Does a sequence lack only a row or KV?"""
-        if urgent in draft.invited or urgent.flights or urgent.account.is_full:
+        if urgent in builder.invited or urgent.steps_in_flight or urgent.account.is_full:
             return False
-        is_short = self._lacks_row(draft, urgent) or self._lacks_kv(draft, urgent)
-        return is_short and self._admission.lets_in(urgent, self._books.group_of(urgent))
+        is_short = self._lacks_row(builder, urgent) or self._lacks_kv(builder, urgent)
+        return is_short and self._admission.lets_in(urgent, self._state.group_of(urgent))
 
-    def _make_room_for(self, draft: Draft, urgent: Sequence) -> bool:
-        own = (one for one in self._books.running() if one.account is urgent.account)
+    def _make_room_for(self, builder: PlanBuilder, urgent: Sequence) -> bool:
+        own = (one for one in self._state.running() if one.account is urgent.account)
         yielding = self._in_turn([one for one in own if one.priority < urgent.priority])
         # To preempt others in vain would be so in the next pass too: no request would ever end.
-        if self._lacks_row(draft, urgent) and not self._would_have_row(draft, urgent, yielding):
+        if self._lacks_row(builder, urgent) and not self._would_have_row(builder, urgent, yielding):
             return False
-        if self._lacks_kv(draft, urgent) and not self._would_have_kv(draft, urgent, yielding):
+        if self._lacks_kv(builder, urgent) and not self._would_have_kv(builder, urgent, yielding):
             return False
-        while self._lacks_row(draft, urgent) or self._lacks_kv(draft, urgent):
+        while self._lacks_row(builder, urgent) or self._lacks_kv(builder, urgent):
             if not yielding:
                 return False
-            self._books.preempt(yielding.pop(), draft)
+            self._state.preempt(yielding.pop(), builder)
         return True
 
-    def _lacks_row(self, draft: Draft, urgent: Sequence) -> bool:
-        books = self._books
-        return books.rows.available <= len(draft.invited) or not books.has_row(books.group_of(urgent))
+    def _lacks_row(self, builder: PlanBuilder, urgent: Sequence) -> bool:
+        state = self._state
+        return state.rows.available <= len(builder.invited) or not state.has_row(state.group_of(urgent))
 
-    def _lacks_kv(self, draft: Draft, urgent: Sequence) -> bool:
-        blocks = self._books.blocks
-        promised = sum(blocks.blocks_for(one.length) for one in draft.invited)
-        return self._admission.lacks_kv(urgent, promised + len(self._books.growing()))
+    def _lacks_kv(self, builder: PlanBuilder, urgent: Sequence) -> bool:
+        blocks = self._state.blocks
+        promised = sum(blocks.blocks_for(one.length) for one in builder.invited)
+        return self._admission.lacks_kv(urgent, promised + len(self._state.growing()))
 
-    def _would_have_row(self, draft: Draft, urgent: Sequence, yielding: list[Sequence]) -> bool:
-        """Is there a row for `urgent` without these, and one for each that runs beside it? See `Books.has_row`."""
-        books, rows = self._books, self._books.rows
-        open_ids = {group.adapter_id for group in books.open_groups}
+    def _would_have_row(self, builder: PlanBuilder, urgent: Sequence, yielding: list[Sequence]) -> bool:
+        """Is there a row for `urgent` without these, and one for each beside it? See `SchedulerState.has_row`."""
+        state, rows = self._state, self._state.rows
+        open_ids = {group.adapter_id for group in state.open_groups}
         given_up = sum(one.row is not None and one.request.adapter_id in open_ids for one in yielding)
-        if rows.available + given_up <= len(draft.invited):
+        if rows.available + given_up <= len(builder.invited):
             return False
-        left = Counter(one.request.adapter_id for one in books.running())
+        left = Counter(one.request.adapter_id for one in state.running())
         left.subtract(one.request.adapter_id for one in yielding)
         if left.total() < rows.total:
             return True
         left[urgent.request.adapter_id] += 1
         return left.pop(BASE, 0) + max(left.values(), default=0) <= rows.total
 
-    def _would_have_kv(self, draft: Draft, urgent: Sequence, yielding: list[Sequence]) -> bool:
+    def _would_have_kv(self, builder: PlanBuilder, urgent: Sequence, yielding: list[Sequence]) -> bool:
         """Are there blocks for `urgent` without these? As in `Admission`, one is left for each that still runs."""
-        books, blocks = self._books, self._books.blocks
+        state, blocks = self._state, self._state.blocks
         could_be_free = blocks.free + sum(len(one.held_blocks) for one in yielding)
-        promised = sum(blocks.blocks_for(one.length) for one in draft.invited) + len(books.growing() - {*yielding})
-        still_running = books.running_count - len(yielding)
+        promised = sum(blocks.blocks_for(one.length) for one in builder.invited) + len(state.growing() - {*yielding})
+        still_running = state.running_count - len(yielding)
         return blocks.blocks_for(urgent.length) + promised + still_running <= could_be_free
 
-    def _make_room_to_grow(self, draft: Draft) -> None:
+    def _make_room_to_grow(self, builder: PlanBuilder) -> None:
         """Free the blocks that decodes need in this step, or else the order of adapters would decide who finds none."""
-        books = self._books
-        if books.blocks.free >= books.running_count or books.accounts.are_shared:
+        state = self._state
+        if state.blocks.free >= state.running_count or state.accounts.are_shared:
             return
-        growing = books.growing()
-        if books.blocks.free >= len(growing):
+        growing = state.growing()
+        if state.blocks.free >= len(growing):
             return
-        running = list(books.running())
+        running = list(state.running())
         highest = max(one.priority for one in running)
         yielding = self._in_turn([one for one in running if one.priority < highest])
-        while yielding and books.blocks.free < len(growing):
+        while yielding and state.blocks.free < len(growing):
             victim = yielding.pop()
-            books.preempt(victim, draft)
+            state.preempt(victim, builder)
             growing.discard(victim)
 
     def _in_turn(self, sequences: list[Sequence]) -> list[Sequence]:
         """The sequence that yields first is the last."""
-        open_ids = {group.adapter_id for group in self._books.open_groups}
+        open_ids = {group.adapter_id for group in self._state.open_groups}
         return sorted(sequences, key=lambda one: first_to_yield(one, open_ids))
 
 
@@ -133,12 +133,12 @@ class Urgency:
 class RunningTenants:
     """Of each tenant the sequences in the order in which they give up their place, the first one last."""
 
-    def __init__(self, books: Books) -> None:
-        self._books = books
+    def __init__(self, state: SchedulerState) -> None:
+        self._state = state
         self._sequences: dict[Account, list[Sequence]] = {}
-        for sequence in books.running():
+        for sequence in state.running():
             self._sequences.setdefault(sequence.account, []).append(sequence)
-        self._open_ids = {group.adapter_id for group in books.open_groups}
+        self._open_ids = {group.adapter_id for group in state.open_groups}
         self._is_sorted: set[Account] = set()
 
     @property
@@ -188,95 +188,95 @@ class Sharing:
     mostly goes on where it was.
     """
 
-    def __init__(self, books: Books, admission: Admission) -> None:
-        self._books = books
+    def __init__(self, state: SchedulerState, admission: Admission) -> None:
+        self._state = state
         self._admission = admission
         self._running: RunningTenants | None = None
         self._no_giver: set[tuple[Held, bool]] = set()
 
-    def make_room(self, draft: Draft) -> None:
-        if not self._books.accounts.are_shared:
+    def make_room(self, builder: PlanBuilder) -> None:
+        if not self._state.accounts.are_shared:
             return
         self._running, self._no_giver = None, set()
-        self._make_room_to_grow(draft)
-        if not self._books.waiting:
+        self._make_room_to_grow(builder)
+        if not self._state.waiting:
             return
         left = MOST_LOOKS
-        for group in self._groups(draft):
+        for group in self._groups(builder):
             for sequence in group.queue.in_turn(min(LOOK_AHEAD, left)):
                 left -= 1
-                if self._is_short(draft, sequence) and self._make_room_for(draft, sequence):
-                    draft.invited.append(sequence)
-                if len(draft.invited) == LOOK_AHEAD:
+                if self._is_short(builder, sequence) and self._make_room_for(builder, sequence):
+                    builder.invited.append(sequence)
+                if len(builder.invited) == LOOK_AHEAD:
                     return
             if left <= 0:
                 return
 
-    def _groups(self, draft: Draft) -> list[AdapterState]:
+    def _groups(self, builder: PlanBuilder) -> list[Group]:
         """The adapters whose requests may start. If they are many, each pass begins with another one."""
-        groups = self._books.open_groups
-        first = draft.step_id % len(groups) if len(groups) * LOOK_AHEAD > MOST_LOOKS else 0
+        groups = self._state.open_groups
+        first = builder.step_id % len(groups) if len(groups) * LOOK_AHEAD > MOST_LOOKS else 0
         return groups[first:] + groups[:first]
 
-    def _make_room_to_grow(self, draft: Draft) -> None:
+    def _make_room_to_grow(self, builder: PlanBuilder) -> None:
         """Free the blocks that decodes need in this step, before chance decides whose sequence finds none."""
-        blocks = self._books.blocks
-        if blocks.free >= self._books.running_count:
+        blocks = self._state.blocks
+        if blocks.free >= self._state.running_count:
             return
-        growing = self._books.growing()
+        growing = self._state.growing()
         while blocks.free < len(growing) and (victim := self._victim(None, blocks.total, _blocks)):
-            self._preempt(draft, victim)
+            self._preempt(builder, victim)
             growing.discard(victim)
 
-    def make_row(self, draft: Draft, sequence: Sequence) -> bool:
+    def make_row(self, builder: PlanBuilder, sequence: Sequence) -> bool:
         """Free a row for a sequence that holds KV already, if its tenant has less than its share of the rows."""
         self._running, self._no_giver = None, set()  # rows have changed hands since then
-        return self._take(draft, sequence.account, self._books.rows.total, _rows, 1)
+        return self._take(builder, sequence.account, self._state.rows.total, _rows, 1)
 
-    def _is_short(self, draft: Draft, sequence: Sequence) -> bool:
+    def _is_short(self, builder: PlanBuilder, sequence: Sequence) -> bool:
         """Does a sequence lack only a row or KV?"""
-        if sequence.flights or sequence.account.is_full:
+        if sequence.steps_in_flight or sequence.account.is_full:
             return False
-        books, group = self._books, self._books.group_of(sequence)
-        is_short = not books.has_row(group) or self._lacks_row(draft) or self._lacks_kv(draft, sequence)
+        state, group = self._state, self._state.group_of(sequence)
+        is_short = not state.has_row(group) or self._lacks_row(builder) or self._lacks_kv(builder, sequence)
         return is_short and self._admission.lets_in(sequence, group)
 
-    def _make_room_for(self, draft: Draft, sequence: Sequence) -> bool:
-        books, taker = self._books, sequence.account
-        if not books.has_row(books.group_of(sequence)) and not self._may_take(taker, books.rows.total, _rows, 1):
+    def _make_room_for(self, builder: PlanBuilder, sequence: Sequence) -> bool:
+        state, taker = self._state, sequence.account
+        if not state.has_row(state.group_of(sequence)) and not self._may_take(taker, state.rows.total, _rows, 1):
             return False
-        while self._lacks_row(draft):
-            if not self._take(draft, taker, books.rows.total, _rows, 1):
+        while self._lacks_row(builder):
+            if not self._take(builder, taker, state.rows.total, _rows, 1):
                 return False
-        needed = books.blocks.blocks_for(len(sequence.tokens))
-        if self._lacks_kv(draft, sequence) and books.blocks.free + self._seen.could_free(taker) < needed:
+        needed = state.blocks.blocks_for(len(sequence.tokens))
+        if self._lacks_kv(builder, sequence) and state.blocks.free + self._seen.could_free(taker) < needed:
             return False  # to preempt others would be in vain, in this pass and in the next
-        while self._lacks_kv(draft, sequence):
-            if not self._take(draft, taker, books.blocks.total, _blocks, needed):
+        while self._lacks_kv(builder, sequence):
+            if not self._take(builder, taker, state.blocks.total, _blocks, needed):
                 return False
         return True
 
-    def _lacks_row(self, draft: Draft) -> bool:
-        return self._books.rows.available <= len(draft.invited)
+    def _lacks_row(self, builder: PlanBuilder) -> bool:
+        return self._state.rows.available <= len(builder.invited)
 
-    def _lacks_kv(self, draft: Draft, sequence: Sequence) -> bool:
-        blocks = self._books.blocks
-        promised = sum(blocks.blocks_for(len(one.tokens)) for one in draft.invited)
+    def _lacks_kv(self, builder: PlanBuilder, sequence: Sequence) -> bool:
+        blocks = self._state.blocks
+        promised = sum(blocks.blocks_for(len(one.tokens)) for one in builder.invited)
         # In this step some sequences that run get one more block, before the new one gets its blocks.
-        promised += -(-self._books.running_count // blocks.block_size)
+        promised += -(-self._state.running_count // blocks.block_size)
         return self._admission.lacks_kv(sequence, promised)
 
-    def _take(self, draft: Draft, taker: Account, total: int, held: Held, more: int) -> bool:
+    def _take(self, builder: PlanBuilder, taker: Account, total: int, held: Held, more: int) -> bool:
         """Preempt one sequence of another tenant for `taker`; False if `taker` has no right to that."""
         if not self._may_take(taker, total, held, more):
             return False
         victim = self._victim(taker, total, held)
         if victim:
-            self._preempt(draft, victim)
+            self._preempt(builder, victim)
         return victim is not None
 
     def _may_take(self, taker: Account, total: int, held: Held, more: int) -> bool:
-        return may_take(taker, self._books.accounts.weights, total, held(taker), more)
+        return may_take(taker, self._state.accounts.weights, total, held(taker), more)
 
     def _victim(self, taker: Account | None, total: int, held: Held) -> Sequence | None:
         """The sequence that gives up its place, of the tenant that holds most."""
@@ -285,7 +285,7 @@ class Sharing:
             return None  # what no tenant gives up for one taker, it gives up for no other in this pass
         is_for_row = held is _rows
         able = (one for one in self._seen.accounts if one.rows > 1 or not is_for_row)
-        giver = gives_up(able, taker, self._books.accounts.weights, total, held)
+        giver = gives_up(able, taker, self._state.accounts.weights, total, held)
         if giver is None:
             self._no_giver.add(case)
             return None
@@ -295,13 +295,13 @@ class Sharing:
     def _seen(self) -> RunningTenants:
         """Looked at once a pass, when it is first needed."""
         if self._running is None:
-            self._running = RunningTenants(self._books)
+            self._running = RunningTenants(self._state)
         return self._running
 
-    def _preempt(self, draft: Draft, victim: Sequence) -> None:
-        self._books.preempt(victim, draft)
+    def _preempt(self, builder: PlanBuilder, victim: Sequence) -> None:
+        self._state.preempt(victim, builder)
         self._seen.remove(victim)
-        victim.refusal = Refusal(Reason.OTHER_TENANT, draft.now)
+        victim.refusal = Refusal(Reason.OTHER_TENANT, builder.now)
 
 
 def _rows(account: Account) -> int:

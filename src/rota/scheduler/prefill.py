@@ -5,25 +5,25 @@ from __future__ import annotations
 from rota.policy.prefill_budget import newcomers_part, split
 from rota.scheduler.accounts import Account
 from rota.scheduler.batch import Batch
-from rota.scheduler.plan_builder import Crowd, Draft
+from rota.scheduler.plan_builder import PlanBuilder, PrefillBacklog
 from rota.scheduler.sequence import Sequence
-from rota.scheduler.state import Books
+from rota.scheduler.state import SchedulerState
 
 # ── prefill shares ──────────────────────────────────────────────────────────────────────────────────────────────────
 # Prefill shares divide a step's tokens between tenants, so that one tenant's long prompt does not fill every step.
 
 
-def prefill_shares(books: Books, budget: int) -> dict[Account, int]:
+def prefill_shares(state: SchedulerState, budget: int) -> dict[Account, int]:
     """How many tokens of prompts that have begun a step takes, by tenant.
 
     Tenants count that have begun a prompt, and those whose turn it is to start one. What they do not use goes to
     prompts that start in this step.
     """
-    begun = {sequence.account for group in books.open_groups for sequence in group.prefilling}
+    begun = {sequence.account for group in state.open_groups for sequence in group.prefilling}
     if not begun:
         return {}
-    firsts = (group.queue.next() for group in books.open_groups)
-    coming = {first.account for first in firsts if first and not first.account.is_full and not first.flights}
+    firsts = (group.queue.next() for group in state.open_groups)
+    coming = {first.account for first in firsts if first and not first.account.is_full and not first.steps_in_flight}
     weights = sum(account.weight for account in begun | coming)
     return {account: max(1, int(budget * account.weight / weights)) for account in begun}
 
@@ -35,54 +35,56 @@ def prefill_shares(books: Books, budget: int) -> dict[Account, int]:
 class PrefillSharing:
     """Acts twice in a pass: before newcomers start, and with what they leave."""
 
-    def __init__(self, books: Books, batch: Batch) -> None:
-        self._books = books
+    def __init__(self, state: SchedulerState, batch: Batch) -> None:
+        self._state = state
         self._batch = batch
 
-    def begin(self, draft: Draft) -> None:
+    def begin(self, builder: PlanBuilder) -> None:
         """Continue prompts that have begun; the prefill delayer does not hold these back."""
-        begun = [sequence for group in self._books.open_groups for sequence in group.prefilling]
+        begun = [sequence for group in self._state.open_groups for sequence in group.prefilling]
         if not begun:
             return
         of: dict[Account, list[Sequence]] = {}
         for sequence in begun:
             of.setdefault(sequence.account, []).append(sequence)
-        shares = prefill_shares(self._books, draft.budget) if self._books.accounts.are_shared else {}
-        share_of = {account: shares.get(account, draft.budget) for account in of}
+        shares = prefill_shares(self._state, builder.budget) if self._state.accounts.are_shared else {}
+        share_of = {account: shares.get(account, builder.budget) for account in of}
         for account, own in of.items():
             if sum(sequence.rest for sequence in own) > share_of[account]:
-                self._crowd(draft, own, share_of[account])
+                self._begin_backlog(builder, own, share_of[account])
         for sequence in begun:
-            if sequence.account not in draft.crowds:
-                self._batch.plan_chunk(draft, sequence, self._books.group_of(sequence))
+            if sequence.account not in builder.backlogs:
+                self._batch.plan_chunk(builder, sequence, self._state.group_of(sequence))
 
-    def _crowd(self, draft: Draft, prompts: list[Sequence], budget: int) -> None:
-        crowd = Crowd(split(prompts, budget, min(self._books.priorities)), budget)
-        draft.crowds[prompts[0].account] = crowd
-        draft.portions |= dict.fromkeys(prompts, 0)  # in the plan prompts that have begun stand before newcomers
-        for sequence, tokens in crowd.split.first:
-            crowd.note(sequence, self._plan(draft, sequence, tokens))
+    def _begin_backlog(self, builder: PlanBuilder, prompts: list[Sequence], budget: int) -> None:
+        backlog = PrefillBacklog(split(prompts, budget, min(self._state.priorities)), budget)
+        builder.backlogs[prompts[0].account] = backlog
+        builder.portions |= dict.fromkeys(prompts, 0)  # in the plan prompts that have begun stand before newcomers
+        for sequence, tokens in backlog.split.first:
+            backlog.note(sequence, self._plan(builder, sequence, tokens))
 
-    def start(self, draft: Draft, sequence: Sequence) -> bool:
+    def start(self, builder: PlanBuilder, sequence: Sequence) -> bool:
         """Plan the first chunk of a newcomer; True if it is so long that only short ones may start beside it."""
-        draft.portions.setdefault(sequence, 0)  # a prompt of this step, also if no token of it fits
-        crowd, left = draft.crowds.get(sequence.account), draft.budget
-        if crowd is None and sequence.rest - left > draft.prompt_budget:
-            draft.crowds[sequence.account] = Crowd(split([sequence], left, min(self._books.priorities)), left)
-            self._plan(draft, sequence, max(1, left - newcomers_part(draft.prompt_budget)))
-            draft.crowds[sequence.account].left = draft.budget
+        builder.portions.setdefault(sequence, 0)  # a prompt of this step, also if no token of it fits
+        backlog, left = builder.backlogs.get(sequence.account), builder.budget
+        if backlog is None and sequence.rest - left > builder.prompt_budget:
+            builder.backlogs[sequence.account] = PrefillBacklog(
+                split([sequence], left, min(self._state.priorities)), left
+            )
+            self._plan(builder, sequence, max(1, left - newcomers_part(builder.prompt_budget)))
+            builder.backlogs[sequence.account].left = builder.budget
             return True
-        planned = self._plan(draft, sequence, left)
-        if crowd:
-            crowd.note(sequence, planned)
+        planned = self._plan(builder, sequence, left)
+        if backlog:
+            backlog.note(sequence, planned)
         return False
 
-    def fill(self, draft: Draft) -> None:
+    def fill(self, builder: PlanBuilder) -> None:
         """Prompts that have begun get what newcomers left."""
-        for crowd in draft.crowds.values():
-            for sequence in crowd.split.then:
-                crowd.note(sequence, self._plan(draft, sequence, crowd.left))
-            crowd.settle()
+        for backlog in builder.backlogs.values():
+            for sequence in backlog.split.then:
+                backlog.note(sequence, self._plan(builder, sequence, backlog.left))
+            backlog.settle()
 
-    def _plan(self, draft: Draft, sequence: Sequence, most: int) -> int:
-        return self._batch.plan_chunk(draft, sequence, self._books.group_of(sequence), most)
+    def _plan(self, builder: PlanBuilder, sequence: Sequence, most: int) -> int:
+        return self._batch.plan_chunk(builder, sequence, self._state.group_of(sequence), most)

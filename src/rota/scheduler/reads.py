@@ -11,59 +11,59 @@ from rota.core.adapter import Adapter
 from rota.core.events import HostChanged, HostState
 from rota.core.ids import AdapterId
 from rota.core.messages import AdapterFetched
-from rota.scheduler.adapter_state import AdapterState, Standing
+from rota.scheduler.adapter_state import Group, Standing
 from rota.scheduler.admission import LOOK_AHEAD, Admission
-from rota.scheduler.plan_builder import Draft
-from rota.scheduler.state import Books
+from rota.scheduler.plan_builder import PlanBuilder
+from rota.scheduler.state import SchedulerState
 
 # ── reads ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 # Reads bring adapters into host memory, and tell observers what lies there.
 
 
-def order_read(books: Books, draft: Draft, adapter: Adapter) -> None:
+def order_read(state: SchedulerState, builder: PlanBuilder, adapter: Adapter) -> None:
     """An adapter will be read from disk with the next step; the caller has made room."""
-    draft.fetches.append(adapter)
-    _begin_read(books, draft, adapter)
+    builder.fetches.append(adapter)
+    _begin_read(state, builder, adapter)
 
 
-def order_idle_read(books: Books, draft: Draft, adapter: Adapter) -> None:
+def order_idle_read(state: SchedulerState, builder: PlanBuilder, adapter: Adapter) -> None:
     """The same for an adapter that no request waits for."""
-    draft.idle_fetches.append(adapter)
-    _begin_read(books, draft, adapter)
+    builder.idle_fetches.append(adapter)
+    _begin_read(state, builder, adapter)
 
 
-def finish_read(books: Books, fetched: AdapterFetched) -> None:
+def finish_read(state: SchedulerState, fetched: AdapterFetched) -> None:
     """An adapter lies in host memory."""
-    books.hosts.finish_fetch(fetched.adapter_id)
-    _tell(books, fetched.adapter_id, HostState.HELD, fetched.at, fetched.size_bytes, fetched.seals)
+    state.hosts.finish_fetch(fetched.adapter_id)
+    _tell(state, fetched.adapter_id, HostState.HELD, fetched.at, fetched.size_bytes, fetched.seals)
 
 
-def forget_copy(books: Books, adapter_id: AdapterId, at: float) -> None:
+def forget_copy(state: SchedulerState, adapter_id: AdapterId, at: float) -> None:
     """An adapter is no longer in host memory, nor on its way there."""
-    if books.hosts.has(adapter_id) or books.hosts.is_fetching(adapter_id):
-        _tell(books, adapter_id, HostState.GONE, at)
-    books.hosts.forget(adapter_id)
+    if state.hosts.has(adapter_id) or state.hosts.is_fetching(adapter_id):
+        _tell(state, adapter_id, HostState.GONE, at)
+    state.hosts.forget(adapter_id)
 
 
-def _begin_read(books: Books, draft: Draft, adapter: Adapter) -> None:
-    books.hosts.begin_fetch(adapter, draft.now)
-    _tell(books, adapter.adapter_id, HostState.READING, draft.now)
+def _begin_read(state: SchedulerState, builder: PlanBuilder, adapter: Adapter) -> None:
+    state.hosts.begin_fetch(adapter, builder.now)
+    _tell(state, adapter.adapter_id, HostState.READING, builder.now)
 
 
 def _tell(
-    books: Books,
+    state: SchedulerState,
     adapter_id: AdapterId,
-    state: HostState,
+    now: HostState,
     at: float,
     size_bytes: int = 0,
     seals: tuple[str, ...] = (),
 ) -> None:
-    books.outbox.append(
+    state.outbox.append(
         HostChanged(
             at=at,
             adapter_id=adapter_id,
-            state=state,
-            engine_id=books.engine_id,
+            state=now,
+            engine_id=state.engine_id,
             size_bytes=size_bytes,
             seals=seals,
         )
@@ -89,10 +89,10 @@ class HostVictims:
     """Idle adapters leave first, then adapters whose weights are in a slot, then those that will be wanted last."""
 
     def __init__(
-        self, books: Books, wanted_at: Callable[[AdapterState], WantedAt], keeps_running: bool = False
+        self, state: SchedulerState, wanted_at: Callable[[Group], WantedAt], keeps_running: bool = False
     ) -> None:
         """With `keeps_running` no adapter leaves whose answers have begun: a read would pause them."""
-        self._books = books
+        self._state = state
         self._keeps_running = keeps_running
         self._wanted_at = wanted_at
         self._idle: deque[AdapterId] = deque()
@@ -130,39 +130,39 @@ class HostVictims:
             return self._idle[0]
         # An adapter with parked sequences may be back before a read has ended; so may one that has a slot.
         last = next((group for group in self._last() if not group.running), None)
-        return last.adapter_id if last and self._books.due_at(last) > due_at else None
+        return last.adapter_id if last and self._state.due_at(last) > due_at else None
 
-    def drop(self, draft: Draft, victim: AdapterId) -> None:
+    def drop(self, builder: PlanBuilder, victim: AdapterId) -> None:
         """An adapter that was found leaves host memory."""
-        books = self._books
+        state = self._state
         for found in (self._idle, self._seated):
             if found and found[0] == victim:
                 found.popleft()
-        forget_copy(books, victim, draft.now)
-        books.note_users(books.groups[victim])
-        draft.drops.append(victim)
+        forget_copy(state, victim, builder.now)
+        state.note_users(state.groups[victim])
+        builder.drops.append(victim)
 
-    def _last(self) -> list[AdapterState]:
+    def _last(self) -> list[Group]:
         """Adapters in host memory that have requests and no slot, due last first."""
-        return self._books.absent.at_hand.last(MOST_LAST)
+        return self._state.absent.at_hand.last(MOST_LAST)
 
     def _find(self, step_id: int) -> None:
         if self._found_in == step_id:
             return
-        books, self._found_in = self._books, step_id
+        state, self._found_in = self._state, step_id
         self._idle, self._seated, self._asked = deque(), deque(), {}
         idle_in_slots: list[AdapterId] = []  # requests may come for them that must not wait for a read later
-        for adapter_id in islice(books.hosts.held, MOST_HELD):
-            residency = books.slots.residencies.get(adapter_id)
+        for adapter_id in islice(state.hosts.held, MOST_HELD):
+            residency = state.slots.residencies.get(adapter_id)
             if residency and not residency.is_ready:
                 continue  # it is being copied from host memory
-            group = books.groups[adapter_id]
+            group = state.groups[adapter_id]
             if group.users:
                 if residency and not self._keeps_running:
                     self._seated.append(adapter_id)
             elif residency or not group.wants_slot:  # else it is pinned, and would only be read again for its slot
                 (idle_in_slots if residency and self._keeps_running else self._idle).append(adapter_id)
-        if not books.absent.at_hand and not books.hosts.reads:
+        if not state.absent.at_hand and not state.hosts.reads:
             # No adapter will come that takes a slot from one of these. Unless one is dropped, no other is ever read.
             self._idle.extend(idle_in_slots[:1])
 
@@ -181,31 +181,31 @@ MOST_FAR_READS = 4
 class ReadAhead:
     """Drops an adapter only for one that is wanted sooner, so no adapter is read twice before it is used."""
 
-    def __init__(self, books: Books, victims: HostVictims) -> None:
-        self._books = books
+    def __init__(self, state: SchedulerState, victims: HostVictims) -> None:
+        self._state = state
         self._victims = victims
 
-    def order(self, draft: Draft) -> None:
+    def order(self, builder: PlanBuilder) -> None:
         """Once a pass, after the adapters that could come at once."""
-        hosts = self._books.hosts
-        for group in islice(self._books.absent, MOST_AHEAD):
+        hosts = self._state.hosts
+        for group in islice(self._state.absent, MOST_AHEAD):
             if not self._is_missing(group):
                 continue
             assert group.adapter is not None
             is_far = group.adapter.is_far
             if hosts.reads_like(is_far) >= (MOST_FAR_READS if is_far else MOST_READS):
                 continue
-            if not hosts.lets_read(group.adapter, draft.now):
+            if not hosts.lets_read(group.adapter, builder.now):
                 continue
             if hosts.is_full:
-                spare = self._victims.next_spare(draft.step_id, self._books.due_at(group))
+                spare = self._victims.next_spare(builder.step_id, self._state.due_at(group))
                 if spare is None:
                     return
-                self._victims.drop(draft, spare)
-            order_read(self._books, draft, group.adapter)
+                self._victims.drop(builder, spare)
+            order_read(self._state, builder, group.adapter)
 
-    def _is_missing(self, group: AdapterState) -> bool:
-        hosts, adapter_id = self._books.hosts, group.adapter_id
+    def _is_missing(self, group: Group) -> bool:
+        hosts, adapter_id = self._state.hosts, group.adapter_id
         return group.standing is not Standing.NEW and not hosts.has(adapter_id) and not hosts.is_fetching(adapter_id)
 
 
@@ -220,79 +220,79 @@ MOST_LOOKS, MOST_TRIES = 64, 8
 class Fetching:
     """Only an adapter whose weights lie in host memory can be copied into a slot."""
 
-    def __init__(self, books: Books, admission: Admission, keeps_running: bool = False) -> None:
-        self._books = books
+    def __init__(self, state: SchedulerState, admission: Admission, keeps_running: bool = False) -> None:
+        self._state = state
         self._admission = admission
-        self._victims = HostVictims(books, self._wanted_at, keeps_running)
-        self._ahead = ReadAhead(books, self._victims)
+        self._victims = HostVictims(state, self._wanted_at, keeps_running)
+        self._ahead = ReadAhead(state, self._victims)
         self._first: frozenset[AdapterId] = frozenset()
 
-    def order(self, draft: Draft, first: list[AdapterId]) -> None:
+    def order(self, builder: PlanBuilder, first: list[AdapterId]) -> None:
         """Once a pass: order the adapters that would come next if they were in host memory."""
-        if self._books.hosts.known == len(self._books.groups) - 1:
+        if self._state.hosts.known == len(self._state.groups) - 1:
             return  # every adapter is in host memory, or on its way there
         no_room_from: WantedAt | None = None
         self._first = frozenset(first)
         for group in islice(filter(self._is_missing, self._next_in_line(first)), MOST_TRIES):
             # If an adapter that is wanted sooner found no room, an adapter that is wanted later finds none either.
             wanted_at = self._wanted_at(group)
-            if (no_room_from is None or wanted_at < no_room_from) and not self.try_fetch(draft, group):
+            if (no_room_from is None or wanted_at < no_room_from) and not self.try_fetch(builder, group):
                 no_room_from = wanted_at
-        self._ahead.order(draft)
+        self._ahead.order(builder)
 
-    def try_fetch(self, draft: Draft, group: AdapterState) -> bool:
+    def try_fetch(self, builder: PlanBuilder, group: Group) -> bool:
         """Order an adapter into host memory, and drop another if it is full.
 
         False if no other can be dropped, or if it must not be read beside those that are being read.
         """
-        hosts = self._books.hosts
+        hosts = self._state.hosts
         assert group.adapter is not None
-        if not hosts.lets_read(group.adapter, draft.now):
+        if not hosts.lets_read(group.adapter, builder.now):
             return False
         if hosts.is_full:
-            victim = self._victims.next(draft.step_id, self._wanted_at(group), self._first)
+            victim = self._victims.next(builder.step_id, self._wanted_at(group), self._first)
             if victim is None:
                 return False
-            self._victims.drop(draft, victim)
-        order_read(self._books, draft, group.adapter)
+            self._victims.drop(builder, victim)
+        order_read(self._state, builder, group.adapter)
         return True
 
-    def _next_in_line(self, first: list[AdapterId]) -> Iterator[AdapterState]:
+    def _next_in_line(self, first: list[AdapterId]) -> Iterator[Group]:
         """Adapters that the policy names, then absent ones, first due first, up to the first that could come now."""
-        books = self._books
-        yield from (books.groups[adapter_id] for adapter_id in first if adapter_id in books.absent)
+        state = self._state
+        yield from (state.groups[adapter_id] for adapter_id in first if adapter_id in state.absent)
         yield from islice(self._first_due(), MOST_LOOKS)
 
-    def _first_due(self) -> Iterator[AdapterState]:
-        books, passed_over = self._books, 0
-        for group in books.absent:
-            if books.hosts.has(group.adapter_id) and self._admission.can_work(group):
+    def _first_due(self) -> Iterator[Group]:
+        state, passed_over = self._state, 0
+        for group in state.absent:
+            if state.hosts.has(group.adapter_id) and self._admission.can_work(group):
                 return
             yield group
-            passed_over += not books.hosts.is_fetching(group.adapter_id)
+            passed_over += not state.hosts.is_fetching(group.adapter_id)
             if passed_over == LOOK_AHEAD:
                 yield from self._parked_behind(group)
                 return
 
-    def _parked_behind(self, group: AdapterState) -> Iterator[AdapterState]:
+    def _parked_behind(self, group: Group) -> Iterator[Group]:
         """Of a thousand adapters behind `group`, only parked ones are worth a look: they hold KV already."""
-        for parked in self._books.absent.parked.later_than(self._books.due_at(group), group.adapter_id):
-            if self._books.hosts.has(parked.adapter_id):
+        for parked in self._state.absent.parked.later_than(self._state.due_at(group), group.adapter_id):
+            if self._state.hosts.has(parked.adapter_id):
                 return
             yield parked
 
-    def _is_missing(self, group: AdapterState) -> bool:
+    def _is_missing(self, group: Group) -> bool:
         """Neither in host memory nor on its way there; a new adapter is first read when it is added."""
-        hosts, adapter_id = self._books.hosts, group.adapter_id
+        hosts, adapter_id = self._state.hosts, group.adapter_id
         return group.standing is not Standing.NEW and not hosts.has(adapter_id) and not hosts.is_fetching(adapter_id)
 
-    def _wanted_at(self, group: AdapterState) -> WantedAt:
+    def _wanted_at(self, group: Group) -> WantedAt:
         """When an adapter without a slot will be copied into one; after all others if it could not run there."""
         if group.standing is Standing.NEW:
             return (False, -math.inf)  # the client that adds an adapter waits to be told that it can be read
         if group.adapter_id in self._first:
             return FIRST
-        return (not self._admission.can_work(group), self._books.due_at(group))
+        return (not self._admission.can_work(group), self._state.due_at(group))
 
 
 # ── idle reads ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -306,12 +306,12 @@ class IdleReads:
     no request has asked for. So the disk is free for the adapters of requests, but for one read.
     """
 
-    def __init__(self, books: Books) -> None:
-        self._books = books
-        self._unread: dict[AdapterId, AdapterState] = {}
+    def __init__(self, state: SchedulerState) -> None:
+        self._state = state
+        self._unread: dict[AdapterId, Group] = {}
         self._put_off: set[AdapterId] = set()
 
-    def expect(self, group: AdapterState) -> None:
+    def expect(self, group: Group) -> None:
         """An adapter is known from now on, and is to be read."""
         self._unread[group.adapter_id] = group
 
@@ -329,10 +329,10 @@ class IdleReads:
         self._unread.pop(adapter_id, None)
         self._put_off.discard(adapter_id)
 
-    def order(self, draft: Draft) -> None:
+    def order(self, builder: PlanBuilder) -> None:
         """Once a pass, after the reads that requests wait for."""
-        hosts = self._books.hosts
+        hosts = self._state.hosts
         if self._unread and not hosts.reads and not hosts.is_full:
             group = next(iter(self._unread.values()))
             assert group.adapter is not None
-            order_idle_read(self._books, draft, group.adapter)
+            order_idle_read(self._state, builder, group.adapter)

@@ -9,10 +9,10 @@ from rota.core.events import FinishReason, Produced, PromptsScored
 from rota.core.ids import RequestId
 from rota.core.plan import NO_CHOICE, StepResult, TokenLogprobs
 from rota.policy.step_times import StepBudget
-from rota.scheduler.plan_builder import Flight
+from rota.scheduler.plan_builder import InFlightStep
 from rota.scheduler.prefix import extend_keys
 from rota.scheduler.sequence import Phase, Sequence
-from rota.scheduler.state import Books
+from rota.scheduler.state import SchedulerState
 
 NOT_A_NUMBER = Fault(
     FaultCode.NOT_A_NUMBER,
@@ -29,46 +29,48 @@ Finish = Callable[[Sequence, FinishReason, float, Fault | None, tuple[float, ...
 
 
 class ResultWriter:
-    """Writes to sequences and books; `finish` ends a request."""
+    """Writes to sequences and to the state; `finish` ends a request."""
 
-    def __init__(self, books: Books, is_caching: bool, finish: Finish, step_budget: StepBudget | None = None) -> None:
+    def __init__(
+        self, state: SchedulerState, is_caching: bool, finish: Finish, step_budget: StepBudget | None = None
+    ) -> None:
         """`step_budget` is told how long steps take."""
         self._step_budget = step_budget
-        self._books = books
+        self._state = state
         self._is_caching = is_caching
         self._finish = finish
         self._last_result_at = 0.0
 
-    def write(self, flight: Flight, result: StepResult) -> None:
-        for sequence, reached in flight.chunks:
-            sequence.flights -= 1
+    def write(self, step: InFlightStep, result: StepResult) -> None:
+        for sequence, reached in step.chunks:
+            sequence.steps_in_flight -= 1
             if sequence.holds_kv:
                 sequence.computed = reached
-        for sequence in flight.decodes:
-            sequence.flights -= 1
+        for sequence in step.decodes:
+            sequence.steps_in_flight -= 1
             sequence.computed += 1
-        if flight.scored:
-            self._tell_scores(flight, result)
-        if flight.pooled:
-            _add_pooled(flight, result)
-        self._write_tokens(flight, result)
-        for sequence, _ in flight.chunks:
+        if step.scored:
+            self._tell_scores(step, result)
+        if step.pooled:
+            _add_pooled(step, result)
+        self._write_tokens(step, result)
+        for sequence, _ in step.chunks:
             self._publish(sequence)
 
-    def _tell_scores(self, flight: Flight, result: StepResult) -> None:
+    def _tell_scores(self, step: InFlightStep, result: StepResult) -> None:
         told: list[tuple[RequestId, tuple[TokenLogprobs, ...]]] = []
         end = 0
-        for sequence, count in flight.scored:
+        for sequence, count in step.scored:
             start, end = end, end + count
             if sequence.phase is not Phase.FINISHED:
                 told.append((sequence.request_id, result.scores[start:end]))
         assert end == len(result.scores), "a world gives one score per scored token"
         if told:
             request_ids, scores = zip(*told, strict=True)
-            self._books.outbox.append(PromptsScored(result.at, request_ids, scores))
+            self._state.outbox.append(PromptsScored(result.at, request_ids, scores))
 
-    def _write_tokens(self, flight: Flight, result: StepResult) -> None:
-        sequences = flight.decodes + flight.samplers
+    def _write_tokens(self, step: InFlightStep, result: StepResult) -> None:
+        sequences = step.decodes + step.samplers
         assert len(sequences) == len(result.tokens), "a world gives one token per sampled row"
         request_ids: list[RequestId] = []
         tokens: list[int] = []
@@ -90,10 +92,10 @@ class ResultWriter:
                 ended.append((sequence, FinishReason.LENGTH))
             elif sequence.computed == sequence.next_full:
                 self._publish(sequence)
-        if flight.decodes or flight.chunks:
+        if step.decodes or step.chunks:
             is_whole = len(tokens) == len(sequences)
             logprobs = result.logprobs if is_whole else _renumber(sequences, result)
-            self._tell_tokens(flight, result, tuple(request_ids), tuple(tokens), logprobs)
+            self._tell_tokens(step, result, tuple(request_ids), tuple(tokens), logprobs)
         for sequence, reason in ended:
             self._publish(sequence)
             self._finish(sequence, reason, result.at, None, None)
@@ -109,7 +111,7 @@ class ResultWriter:
 
     def _tell_tokens(
         self,
-        flight: Flight,
+        step: InFlightStep,
         result: StepResult,
         request_ids: tuple[RequestId, ...],
         tokens: tuple[int, ...],
@@ -117,15 +119,15 @@ class ResultWriter:
     ) -> None:
         # At depth 2 the device begins a step when the step before it is done.
         at = result.at
-        step_s = at - max(flight.planned_at, self._last_result_at)
+        step_s = at - max(step.planned_at, self._last_result_at)
         self._last_result_at = at
-        engine_id, prompt_tokens = self._books.engine_id, flight.prompt_tokens
-        self._books.note_step(step_s)
-        self._books.accounts.note_step(prompt_tokens, len(flight.decodes), step_s)
+        engine_id, prompt_tokens = self._state.engine_id, step.prompt_tokens
+        self._state.note_step(step_s)
+        self._state.accounts.note_step(prompt_tokens, len(step.decodes), step_s)
         if self._step_budget is not None:
             took_s = step_s if result.step_s is None else result.step_s
-            self._step_budget.note(len(flight.decodes), flight.work, took_s)
-        self._books.outbox.append(
+            self._step_budget.note(len(step.decodes), step.work, took_s)
+        self._state.outbox.append(
             Produced(
                 at=at,
                 request_ids=request_ids,
@@ -141,18 +143,18 @@ class ResultWriter:
         """Let other sequences find the full blocks of this sequence, and give back what no layer sees any more."""
         if not sequence.holds_kv:
             return
-        size = self._books.blocks.block_size
+        size = self._state.blocks.block_size
         while sequence.next_full <= sequence.computed:
             if self._is_caching and not sequence.is_mixed:
                 index = sequence.next_full // size - 1
                 extend_keys(sequence, index + 1, size)
-                self._books.blocks.publish(sequence.blocks[index], sequence.block_keys[index])
+                self._state.blocks.publish(sequence.blocks[index], sequence.block_keys[index])
             sequence.next_full += size
-        self._books.leave_window(sequence)
+        self._state.leave_window(sequence)
 
 
-def _add_pooled(flight: Flight, result: StepResult) -> None:
-    for sequence, vector in zip(flight.pooled, result.pooled, strict=True):
+def _add_pooled(step: InFlightStep, result: StepResult) -> None:
+    for sequence, vector in zip(step.pooled, result.pooled, strict=True):
         if sequence.holds_kv:  # a prompt that was preempted is computed again from its beginning
             so_far = sequence.pooled
             sequence.pooled = [a + b for a, b in zip(so_far, vector, strict=True)] if so_far else list(vector)

@@ -1,6 +1,6 @@
 """The scheduler turns messages into plans, and results into events.
 
-It decides and never does: a plan is a value, and a world carries it out. `plan` books what it promises (rows, blocks,
+It decides and never does: a plan is a value, and a world carries it out. `plan` takes what it promises (rows, blocks,
 slots, tokens in flight), so at depth 2 the next plan can be made before the tokens of this one are known.
 """
 
@@ -40,7 +40,7 @@ from rota.scheduler.adapters import AdapterLifecycle, WarmUps
 from rota.scheduler.admission import Admission, Delays, RequestLimits
 from rota.scheduler.batch import Batch
 from rota.scheduler.newcomers import Newcomers, Seating
-from rota.scheduler.plan_builder import Draft, Flight
+from rota.scheduler.plan_builder import InFlightStep, PlanBuilder
 from rota.scheduler.preemption import Sharing, Urgency
 from rota.scheduler.prefill import PrefillSharing
 from rota.scheduler.queues import MOST_LEFT_BEHIND
@@ -48,24 +48,24 @@ from rota.scheduler.reads import Fetching, IdleReads
 from rota.scheduler.results import ResultWriter
 from rota.scheduler.sequence import Phase, Reason, Refusal, Sequence
 from rota.scheduler.standing import Standings, Standstills, refusal_of
-from rota.scheduler.state import Books, check_balance
-from rota.scheduler.turns import Moves, SlotCandidates, SlotShares, Turns
+from rota.scheduler.state import SchedulerState, check_balance
+from rota.scheduler.turns import SlotCandidates, SlotMover, SlotShares, Turns
 
 # ── pauses ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 # A pause stops the steps while requests stay open, and tells once the last step has ended.
 
 
 class Pauses:
-    """While the steps stand still, `Books.paused_at` says since when.
+    """While the steps stand still, `SchedulerState.paused_at` says since when.
 
     A pause that drains holds new requests here, out of every queue: no policy may give a slot to a request that cannot
     start, or open requests would wait for it. Once all open requests have ended, the steps stand still, and the held
     requests wait like all others.
     """
 
-    def __init__(self, books: Books, take: Callable[[Request], None]) -> None:
+    def __init__(self, state: SchedulerState, take: Callable[[Request], None]) -> None:
         """`take` lets a request wait in its queue, or refuses it."""
-        self._books = books
+        self._state = state
         self._take = take
         self.held: dict[RequestId, Request] = {}
         self.is_draining = False
@@ -74,19 +74,19 @@ class Pauses:
     def begin(self, at: float, is_drained: bool) -> None:
         """Stand still from now on, or drain first. The newest order counts."""
         self.is_draining, self._is_awaited = is_drained, True
-        self._books.paused_at = None if is_drained else at
+        self._state.paused_at = None if is_drained else at
         if not is_drained:
             self._let_all_in()
 
     def end(self, at: float) -> None:
         self.is_draining = self._is_awaited = False
-        self._books.paused_at = None
+        self._state.paused_at = None
         self._let_all_in()
         self._tell(at, is_paused=False)
 
     def settle(self, at: float, is_quiet: bool) -> None:
         """A step was committed. `is_quiet`: no other is in flight."""
-        if self.is_draining and is_quiet and not self._books.sequences:
+        if self.is_draining and is_quiet and not self._state.sequences:
             self.begin(at, is_drained=False)
         if self._is_awaited and is_quiet and not self.is_draining:
             self._is_awaited = False
@@ -106,7 +106,7 @@ class Pauses:
         if request := self.held.pop(request_id, None):
             prompt_tokens = len(request.prompt)
             ended = Finished(request_id=request_id, at=at, reason=reason, prompt_tokens=prompt_tokens)
-            self._books.outbox.append(ended)
+            self._state.outbox.append(ended)
 
     def end_all_held(self, at: float) -> None:
         for request_id in list(self.held):
@@ -124,7 +124,7 @@ class Pauses:
             self._take(request)
 
     def _tell(self, at: float, is_paused: bool) -> None:
-        self._books.outbox.append(PauseChanged(at, is_paused, self._books.engine_id))
+        self._state.outbox.append(PauseChanged(at, is_paused, self._state.engine_id))
 
 
 # ── lateness ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -138,8 +138,8 @@ LATE_HEAD_START_S = 60.0
 class Lateness:
     """A late request takes no turn of a tenant that has got less, and makes no adapter's slot come sooner."""
 
-    def __init__(self, books: Books) -> None:
-        self._books = books
+    def __init__(self, state: SchedulerState) -> None:
+        self._state = state
         self._due: list[tuple[float, RequestId]] = []  # a heap; it may hold requests that have ended
 
     def expect(self, sequence: Sequence) -> None:
@@ -150,17 +150,17 @@ class Lateness:
     def hurry(self, now: float) -> None:
         """Move those that have become late."""
         while self._due and self._due[0][0] <= now:
-            sequence = self._books.sequences.get(heapq.heappop(self._due)[1])
+            sequence = self._state.sequences.get(heapq.heappop(self._due)[1])
             if sequence is None or sequence.output_length:
                 continue
             arrived_at, request_id = sequence.arrival
             sequence.turn = (arrived_at - LATE_HEAD_START_S, request_id)
             if sequence.phase is Phase.WAITING:
-                self._books.group_of(sequence).queue.move(sequence)
+                self._state.group_of(sequence).queue.move(sequence)
 
     def _clear_away(self) -> None:
-        if len(self._due) > MOST_LEFT_BEHIND + 2 * len(self._books.sequences):
-            self._due = [entry for entry in self._due if entry[1] in self._books.sequences]
+        if len(self._due) > MOST_LEFT_BEHIND + 2 * len(self._state.sequences):
+            self._due = [entry for entry in self._due if entry[1] in self._state.sequences]
             heapq.heapify(self._due)
 
 
@@ -187,34 +187,34 @@ class Scheduler:
         self._limits = RequestLimits(capacity.max_sequence_tokens, config.max_queued_requests, capacity.vocabulary)
         slot_policy = make_slot_policy(policy, capacity)
         eviction_policy = eviction(lora.lora_eviction_policy)
-        self._books = Books(capacity, eviction_policy, lora.max_loaded_loras, slot_policy.due_at, engine_id)
-        self._books.step_tokens = config.chunked_prefill_size
-        admission = Admission(self._books, config.enable_prefix_caching, slot_policy)
+        self._state = SchedulerState(capacity, eviction_policy, lora.max_loaded_loras, slot_policy.due_at, engine_id)
+        self._state.step_tokens = config.chunked_prefill_size
+        admission = Admission(self._state, config.enable_prefix_caching, slot_policy)
         self._lookup = admission.lookup
-        self._batch = Batch(self._books, slot_policy, step_budget := StepBudget.of(config, capacity))
-        delays = Delays(self._books, admission, _delayer(policy, capacity, config, exchange or Alone()))
-        self._sharing = Sharing(self._books, admission)
-        self._seating = Seating(self._books, self._sharing)
-        self._urgency = Urgency(self._books, admission)
-        self._lateness = Lateness(self._books)
-        self._prompts = PrefillSharing(self._books, self._batch)
-        self._newcomers = Newcomers(self._books, admission, delays, self._prompts, config.prefill_max_requests)
+        self._batch = Batch(self._state, slot_policy, step_budget := StepBudget.of(config, capacity))
+        delays = Delays(self._state, admission, _delayer(policy, capacity, config, exchange or Alone()))
+        self._sharing = Sharing(self._state, admission)
+        self._seating = Seating(self._state, self._sharing)
+        self._urgency = Urgency(self._state, admission)
+        self._lateness = Lateness(self._state)
+        self._prompts = PrefillSharing(self._state, self._batch)
+        self._newcomers = Newcomers(self._state, admission, delays, self._prompts, config.prefill_max_requests)
         is_overlapped = lora.enable_lora_overlap_loading
-        fetching = Fetching(self._books, admission, slot_policy.keeps_running_at_hand)
-        candidates = SlotCandidates(self._books, admission, is_overlapped)
+        fetching = Fetching(self._state, admission, slot_policy.keeps_running_at_hand)
+        candidates = SlotCandidates(self._state, admission, is_overlapped)
         # With one step at a time a copy that fails would be heard of only after the step that used it.
-        moves = Moves(self._books, is_overlapped, is_eager=config.overlap_depth > 1)
-        shares = SlotShares(self._books, admission, candidates, moves)
-        self._turns = Turns(self._books, admission, fetching, candidates, moves, shares, slot_policy)
-        self._idle_reads = IdleReads(self._books)
-        warm_ups = WarmUps(self._books, candidates, moves)
-        self._adapters = AdapterLifecycle(self._books, fetching, self._idle_reads, warm_ups, slot_policy)
-        self._standings = Standings(self._books, candidates, slot_policy)
-        self._standstills = Standstills(self._books, self._standings, standstill_s)
-        self._flights: dict[int, Flight] = {}
-        self._writer = ResultWriter(self._books, config.enable_prefix_caching, self._finish, step_budget)
+        mover = SlotMover(self._state, is_overlapped, is_eager=config.overlap_depth > 1)
+        shares = SlotShares(self._state, admission, candidates, mover)
+        self._turns = Turns(self._state, admission, fetching, candidates, mover, shares, slot_policy)
+        self._idle_reads = IdleReads(self._state)
+        warm_ups = WarmUps(self._state, candidates, mover)
+        self._adapters = AdapterLifecycle(self._state, fetching, self._idle_reads, warm_ups, slot_policy)
+        self._standings = Standings(self._state, candidates, slot_policy)
+        self._standstills = Standstills(self._state, self._standings, standstill_s)
+        self._steps_in_flight: dict[int, InFlightStep] = {}
+        self._writer = ResultWriter(self._state, config.enable_prefix_caching, self._finish, step_budget)
         self._steps = 0
-        self._pauses = Pauses(self._books, self._take)
+        self._pauses = Pauses(self._state, self._take)
 
     @classmethod
     def from_config(cls, config: EngineConfig, capacity: Capacity, exchange: Exchange | None = None) -> Scheduler:
@@ -225,14 +225,14 @@ class Scheduler:
     @property
     def is_idle(self) -> bool:
         """No request waits, no request runs, no step is in flight."""
-        return not (self._books.sequences or self._flights or self._pauses.held)
+        return not (self._state.sequences or self._steps_in_flight or self._pauses.held)
 
     def abandon(self, at: float) -> None:
         """The loop was interrupted: forget the steps in flight and every open request."""
-        self._flights.clear()
+        self._steps_in_flight.clear()
         self._standstills.forget()
         self.apply(AbortAll(at))
-        self._books.outbox.clear()
+        self._state.outbox.clear()
 
     # ── what happened ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -243,7 +243,7 @@ class Scheduler:
             case Abort() | AbortAll():
                 self._abort(message)
             case ServedElsewhere(tenant, prompt_tokens, decodes):
-                self._books.accounts.charge_elsewhere(tenant, prompt_tokens, decodes)
+                self._state.accounts.charge_elsewhere(tenant, prompt_tokens, decodes)
             case Pause(at, is_drained):
                 self._pauses.begin(at, is_drained)
             case Resume(at):
@@ -259,26 +259,26 @@ class Scheduler:
         at = message.at
         if isinstance(message, AbortAll):
             self._pauses.end_all_held(at)
-            for sequence in list(self._books.sequences.values()):
+            for sequence in list(self._state.sequences.values()):
                 self._finish(sequence, FinishReason.ABORT, at)
             return
         reason = FinishReason.STOP if message.is_complete else FinishReason.ABORT
-        if found := self._books.sequences.get(message.request_id):
+        if found := self._state.sequences.get(message.request_id):
             self._finish(found, reason, at)
         else:
             self._pauses.end_held(message.request_id, reason, at)
 
     def _answer(self, query: Query) -> None:
-        books = self._books
+        state = self._state
         match query:
             case Explain(request_id, at):
                 held = self._pauses.explain_held(request_id, at)
-                books.outbox.append(held or self._standings.explained(request_id, at))
+                state.outbox.append(held or self._standings.explained(request_id, at))
             case Inspect(at, only):
-                books.outbox.append(self._standings.inspected(self._steps, at, only))
+                state.outbox.append(self._standings.inspected(self._steps, at, only))
             case FlushCache(at):
-                books.outbox.append(CacheFlushed(at, books.blocks.named, books.engine_id))
-                books.blocks.forget()
+                state.outbox.append(CacheFlushed(at, state.blocks.named, state.engine_id))
+                state.blocks.forget()
 
     def _submit(self, request: Request) -> None:
         if self._pauses.is_draining and not self._fault_of(request):
@@ -287,7 +287,7 @@ class Scheduler:
             self._take(request)
 
     def _fault_of(self, request: Request) -> Fault | None:
-        return self._limits.fault_of(request, self._books, self._pauses.held)
+        return self._limits.fault_of(request, self._state, self._pauses.held)
 
     def _take(self, request: Request) -> None:
         if fault := self._fault_of(request):
@@ -298,9 +298,9 @@ class Scheduler:
                 prompt_tokens=len(request.prompt),
                 fault=fault,
             )
-            self._books.outbox.append(refused)
+            self._state.outbox.append(refused)
         else:
-            sequence = self._books.open(request)
+            sequence = self._state.open(request)
             self._lateness.expect(sequence)
             if self._config.enable_prefix_caching:
                 self._lookup.expect(sequence)
@@ -310,49 +310,49 @@ class Scheduler:
     def plan(self, now: float) -> StepPlan:
         """Give slots to adapters, then fill the step: decodes, prompts that have begun, new sequences."""
         self._steps += 1
-        draft = Draft(step_id=self._steps, now=now, budget=self._config.chunked_prefill_size)
-        if self._books.paused_at is None:
-            self._fill(draft, now)
+        builder = PlanBuilder(step_id=self._steps, now=now, budget=self._config.chunked_prefill_size)
+        if self._state.paused_at is None:
+            self._fill(builder, now)
         else:
             # Adapters come and go during a pause: a trainer loads its next one meanwhile.
-            self._adapters.give_orders(draft)
-            self._adapters.warm_up(draft)
-            self._idle_reads.order(draft)
-        self._standstills.note(draft, self._flights.values())
-        self._flights[draft.step_id] = draft.flight
-        return draft.plan()
+            self._adapters.give_orders(builder)
+            self._adapters.warm_up(builder)
+            self._idle_reads.order(builder)
+        self._standstills.note(builder, self._steps_in_flight.values())
+        self._steps_in_flight[builder.step_id] = builder.step
+        return builder.plan()
 
-    def _fill(self, draft: Draft, now: float) -> None:
-        self._lookup.begin_pass(self._books.step_s)
+    def _fill(self, builder: PlanBuilder, now: float) -> None:
+        self._lookup.begin_pass(self._state.step_s)
         self._lateness.hurry(now)
-        self._adapters.give_orders(draft)
-        self._turns.take(draft)
-        self._adapters.warm_up(draft)
-        self._idle_reads.order(draft)
-        self._sharing.make_room(draft)
-        self._urgency.make_room(draft)
-        self._seating.sit_down(draft)
-        self._batch.plan_decodes(draft)
-        self._prompts.begin(draft)
-        self._newcomers.admit(draft)
-        self._prompts.fill(draft)
-        self._batch.write_chunks(draft)
+        self._adapters.give_orders(builder)
+        self._turns.take(builder)
+        self._adapters.warm_up(builder)
+        self._idle_reads.order(builder)
+        self._sharing.make_room(builder)
+        self._urgency.make_room(builder)
+        self._seating.sit_down(builder)
+        self._batch.plan_decodes(builder)
+        self._prompts.begin(builder)
+        self._newcomers.admit(builder)
+        self._prompts.fill(builder)
+        self._batch.write_chunks(builder)
         self._batch.start_decoding()
         self._lookup.end_pass()
         if self._lookup.is_unfinished:
-            draft.ask_again(now)
+            builder.ask_again(now)
 
     # ── what was done ────────────────────────────────────────────────────────────────────────────────────────────
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Event]:
         """Record the tokens of a step; gives the events since it was last asked for any."""
-        self._writer.write(self._flights.pop(plan.step_id), result)
-        self._pauses.settle(result.at, is_quiet=not self._flights)
+        self._writer.write(self._steps_in_flight.pop(plan.step_id), result)
+        self._pauses.settle(result.at, is_quiet=not self._steps_in_flight)
         return self.take_events()
 
     def take_events(self) -> list[Event]:
         """The events since it was last asked for any."""
-        events, self._books.outbox = self._books.outbox, []
+        events, self._state.outbox = self._state.outbox, []
         return events
 
     def _finish(
@@ -363,24 +363,24 @@ class Scheduler:
         fault: Fault | None = None,
         embedding: tuple[float, ...] | None = None,
     ) -> None:
-        group = self._books.group_of(sequence)
-        self._books.finish(sequence, reason, at, fault, embedding)
+        group = self._state.group_of(sequence)
+        self._state.finish(sequence, reason, at, fault, embedding)
         self._adapters.retire_if_done(group, at)
 
     # ── questions ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def explain(self, request_id: RequestId) -> Refusal | None:
         """Why a request waits, since when, and when to ask again; None if it does not wait."""
-        return refusal_of(self._books, request_id)
+        return refusal_of(self._state, request_id)
 
     def refusals(self) -> dict[RequestId, str]:
         """Every waiting request, with the reason for its wait."""
-        explained = {request_id: self.explain(request_id) for request_id in self._books.sequences}
+        explained = {request_id: self.explain(request_id) for request_id in self._state.sequences}
         return {request_id: refusal.reason for request_id, refusal in explained.items() if refusal}
 
     def check(self) -> None:
-        """Assert that the books balance."""
-        check_balance(self._books)
+        """Assert that queues and ledgers agree."""
+        check_balance(self._state)
 
 
 def _delayer(

@@ -96,7 +96,6 @@ class Sequence:
         "blocks",
         "cached_tokens",
         "computed",
-        "flights",
         "found",
         "given_back",
         "held_s",
@@ -118,6 +117,7 @@ class Sequence:
         "scored",
         "seated_in",
         "step_id",
+        "steps_in_flight",
         "stop_token_ids",
         "tokens",
         "turn",
@@ -141,7 +141,7 @@ class Sequence:
         self.scored = self.prompt_length if request.sampling.prompt_logprobs is None else 1
         self.pooling = request.pooling
         self.cached_tokens = 0
-        self.flights = 0  # steps in flight that contain this sequence
+        self.steps_in_flight = 0  # steps in flight that contain this sequence
         self.step_id = 0  # the last step that contains this sequence
         self.seated_in = 0  # how many steps its adapter had run when it last sat down
         self.overtaken = 0  # how many sequences were admitted before it while it lacked KV

@@ -14,10 +14,10 @@ from rota.core.ids import BASE, FIRST_ENGINE, AdapterId, EngineId, RequestId
 from rota.core.request import Request
 from rota.policy.eviction import Eviction
 from rota.scheduler.accounts import Accounts
-from rota.scheduler.adapter_state import AdapterState, arrival
+from rota.scheduler.adapter_state import Group, arrival
 from rota.scheduler.blocks import BlockLedger
 from rota.scheduler.hosts import HostLedger
-from rota.scheduler.plan_builder import Draft
+from rota.scheduler.plan_builder import PlanBuilder
 from rota.scheduler.rows import RowLedger
 from rota.scheduler.sequence import Arrival, Phase, Reason, Refusal, Sequence
 from rota.scheduler.slots import SlotLedger
@@ -25,7 +25,7 @@ from rota.scheduler.slots import SlotLedger
 # ── due queue ───────────────────────────────────────────────────────────────────────────────────────────────────────
 # The due queue keeps adapters that have work and no slot in the order in which they are due.
 
-Place = tuple[float, AdapterId, AdapterState]  # no two places share the first two, so groups are never compared
+Place = tuple[float, AdapterId, Group]  # no two places share the first two, so groups are never compared
 
 
 class DueQueue:
@@ -41,12 +41,12 @@ class DueQueue:
     def __contains__(self, adapter_id: AdapterId) -> bool:
         return adapter_id in self._due_at
 
-    def __iter__(self) -> Iterator[AdapterState]:
+    def __iter__(self) -> Iterator[Group]:
         """First due first, as the queue is now: a group that comes or goes meanwhile changes nothing."""
         for _, _, group in self._places.copy():
             yield group
 
-    def get(self, adapter_id: AdapterId) -> AdapterState | None:
+    def get(self, adapter_id: AdapterId) -> Group | None:
         due_at = self._due_at.get(adapter_id)
         return None if due_at is None else self._places[bisect_left(self._places, (due_at, adapter_id))][2]
 
@@ -54,16 +54,16 @@ class DueQueue:
         """How many groups come before one of them."""
         return bisect_left(self._places, (self._due_at[adapter_id], adapter_id))
 
-    def later_than(self, due_at: float, adapter_id: AdapterId) -> Iterator[AdapterState]:
+    def later_than(self, due_at: float, adapter_id: AdapterId) -> Iterator[Group]:
         """The groups behind this place in the queue."""
         for _, _, group in self._places[bisect_left(self._places, (due_at, adapter_id + 1)) :]:
             yield group
 
-    def last(self, most: int) -> list[AdapterState]:
+    def last(self, most: int) -> list[Group]:
         """The groups that are due last, the very last first."""
         return [group for _, _, group in self._places[: -most - 1 : -1]]
 
-    def place(self, group: AdapterState, due_at: float) -> None:
+    def place(self, group: Group, due_at: float) -> None:
         """Put a group into the queue, or move it to where it belongs now."""
         if self._due_at.get(group.adapter_id) == due_at:
             return
@@ -71,7 +71,7 @@ class DueQueue:
         self._due_at[group.adapter_id] = due_at
         insort(self._places, (due_at, group.adapter_id, group))
 
-    def remove(self, group: AdapterState) -> None:
+    def remove(self, group: Group) -> None:
         due_at = self._due_at.pop(group.adapter_id, None)
         if due_at is not None:
             del self._places[bisect_left(self._places, (due_at, group.adapter_id))]
@@ -93,7 +93,7 @@ class Absent(DueQueue):
         self.oldest = DueQueue()  # the adapter with the oldest open request first
         self.largest = DueQueue()  # the adapter with most open requests first
 
-    def put(self, group: AdapterState, due_at: float, is_at_hand: bool) -> None:
+    def put(self, group: Group, due_at: float, is_at_hand: bool) -> None:
         """Put a group into every order that it belongs to, or move it to where it belongs now."""
         self.place(group, due_at)
         self.oldest.place(group, group.first_arrival)
@@ -103,13 +103,13 @@ class Absent(DueQueue):
         _place(self.parked, group, due_at if group.running else math.inf)
         _place(self.stalest, group, group.ran_at if group.running else math.inf)
 
-    def remove(self, group: AdapterState) -> None:
+    def remove(self, group: Group) -> None:
         super().remove(group)
         for order in (self.parked, self.at_hand, self.stalest, self.newcomers, self.oldest, self.largest):
             order.remove(group)
 
 
-def _place(order: DueQueue, group: AdapterState, at: float) -> None:
+def _place(order: DueQueue, group: Group, at: float) -> None:
     order.place(group, at) if at < math.inf else order.remove(group)
 
 
@@ -151,27 +151,26 @@ class GroupSizes:
         return place >= len(self._sizes) - self._slots
 
     def check(self, sizes: list[int]) -> None:
-        assert self._sizes == sorted(sizes), "an adapter's crowd is not counted right"
+        assert self._sizes == sorted(sizes), "an adapter's requests are not counted right"
         assert self.most == sum(self._sizes[-self._slots :] if self._slots else ())
 
 
-# ── books ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-# The books hold every queue and ledger, and the few moves that touch several of them at once.
+# ── state ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 # The mean times of steps and of copies cover about this many.
 REMEMBERED_STEPS = 16
 REMEMBERED_COPIES = 4
 
 
-class Books:
-    """The scheduler's parts write the books; questions read them."""
+class SchedulerState:
+    """The scheduler's parts write it; questions read it."""
 
     def __init__(
         self,
         capacity: Capacity,
         eviction: Eviction,
         host_adapters: int,
-        due_at: Callable[[AdapterState], float],
+        due_at: Callable[[Group], float],
         engine_id: EngineId = FIRST_ENGINE,
     ) -> None:
         """`due_at` says when a group that has no slot will have waited long enough."""
@@ -189,9 +188,9 @@ class Books:
         self.deep_prefix = capacity.deep_prefix
         self.row_step = capacity.row_step
         self.short_prompts = 0  # open requests whose prompts are shorter than that
-        self.base = AdapterState(None)
-        self.groups: dict[AdapterId, AdapterState] = {BASE: self.base}
-        self.pinned_groups: dict[AdapterId, AdapterState] = {}
+        self.base = Group(None)
+        self.groups: dict[AdapterId, Group] = {BASE: self.base}
+        self.pinned_groups: dict[AdapterId, Group] = {}
         self.sequences: dict[RequestId, Sequence] = {}  # every open one
         self.waiting = 0
         self.running_count = 0  # sequences that hold KV: those that run, and those that are parked
@@ -207,10 +206,10 @@ class Books:
         # Adapters with work and no slot: those a policy may have to choose among.
         self.absent = Absent()
         self.adapter_blocks = 0  # KV blocks that adapters' sequences hold, without the base model's
-        self.residents: list[AdapterState] = []  # in a slot, with their weights
+        self.residents: list[Group] = []  # in a slot, with their weights
         self.open_groups = [self.base]  # whose sequences may be in a step: the base model's, and the residents'
 
-    def group_of(self, sequence: Sequence) -> AdapterState:
+    def group_of(self, sequence: Sequence) -> Group:
         return self.groups[sequence.request.adapter_id]
 
     @property
@@ -218,7 +217,7 @@ class Books:
         """The names of pinned adapters. Two versions of one name count once."""
         return {group.adapter.name for group in self.pinned_groups.values() if group.adapter}
 
-    def is_open(self, group: AdapterState) -> bool:
+    def is_open(self, group: Group) -> bool:
         """May the sequences of a group be in a step?"""
         residency = self.slots.residencies.get(group.adapter_id)
         return group is self.base or (residency is not None and residency.is_ready)
@@ -307,7 +306,7 @@ class Books:
         if not self.priorities[priority]:
             del self.priorities[priority]
 
-    def preempt(self, sequence: Sequence, draft: Draft) -> None:
+    def preempt(self, sequence: Sequence, builder: PlanBuilder) -> None:
         """Back to the old place in the queue; the tokens stay, the KV is computed again later.
 
         The pass goes on, but parts of it that are over have not seen this row and these blocks free: the next one does.
@@ -315,8 +314,8 @@ class Books:
         self.stand_up(sequence)
         sequence.refusal = None
         self.enqueue(sequence)
-        self.outbox.append(Preempted(sequence.request_id, draft.now))
-        draft.ask_again(draft.now)
+        self.outbox.append(Preempted(sequence.request_id, builder.now))
+        builder.ask_again(builder.now)
 
     def stand_up(self, sequence: Sequence) -> None:
         """Give back row and blocks. A step in flight may still use them, because the device works in order."""
@@ -341,7 +340,7 @@ class Books:
         if group is not self.base:
             self.adapter_blocks += blocks
 
-    def has_row(self, group: AdapterState) -> bool:
+    def has_row(self, group: Group) -> bool:
         """May one more sequence of a group hold KV and run?
 
         Whichever adapters come into the slots, there must be a row for each of their sequences. Otherwise a sequence
@@ -390,7 +389,7 @@ class Books:
             self.count_blocks(sequence, sequence.given_back - unseen)
             sequence.given_back = unseen
 
-    def note_users(self, group: AdapterState) -> None:
+    def note_users(self, group: Group) -> None:
         """Keep `absent` correct after a group's users, slot or place in host memory changed."""
         if group is self.base:
             return
@@ -413,7 +412,7 @@ class Books:
         if group := self.groups.get(adapter_id):
             group.copy_s = copy_s
 
-    def expected_copy_s(self, group: AdapterState) -> float:
+    def expected_copy_s(self, group: Group) -> float:
         """How long an adapter's copy will take: as long as its last one, or else as others; 0 if none was measured."""
         return group.copy_s or self.copy_s
 
@@ -432,59 +431,59 @@ class Books:
 
 
 # ── balance ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-# The balance asserts that the books agree with one another; tests ask for it after every step.
+# The balance asserts that queues and ledgers agree with one another; tests ask for it after every step.
 
 
-def check_balance(books: Books) -> None:
+def check_balance(state: SchedulerState) -> None:
     """Assert that everything is accounted for: rows, blocks, slots, sequences, users."""
-    running = list(books.running())
-    assert len(running) == sum(group.running for group in books.groups.values()), "a running sequence is not seen"
-    books.blocks.check(sequence.held_blocks for sequence in running)
-    books.slots.check()
-    assert len(running) == books.running_count, "a seat is lost"
-    _check_rows(books, running)
-    _check_accounts(books, running)
-    waiting = [sequence for group in books.groups.values() for sequence in group.queue]
-    assert len(waiting) == books.waiting
-    assert books.short_prompts == sum(map(books.is_short, books.sequences.values()))
-    assert books.priorities == Counter(sequence.request.priority for sequence in books.sequences.values())
-    assert {*map(id, books.sequences.values())} == {*map(id, running), *map(id, waiting)}
-    assert books.pinned_groups == {a: group for a, group in books.groups.items() if group.is_pinned}
-    unused = AdapterState(None)
+    running = list(state.running())
+    assert len(running) == sum(group.running for group in state.groups.values()), "a running sequence is not seen"
+    state.blocks.check(sequence.held_blocks for sequence in running)
+    state.slots.check()
+    assert len(running) == state.running_count, "a seat is lost"
+    _check_rows(state, running)
+    _check_accounts(state, running)
+    waiting = [sequence for group in state.groups.values() for sequence in group.queue]
+    assert len(waiting) == state.waiting
+    assert state.short_prompts == sum(map(state.is_short, state.sequences.values()))
+    assert state.priorities == Counter(sequence.request.priority for sequence in state.sequences.values())
+    assert {*map(id, state.sequences.values())} == {*map(id, running), *map(id, waiting)}
+    assert state.pinned_groups == {a: group for a, group in state.groups.items() if group.is_pinned}
+    unused = Group(None)
     written = unused.users or unused.tenants.main or unused.priorities or unused.lengths
-    assert not written, "the books that unused adapters share are not empty"
-    for group in books.groups.values():
+    assert not written, "the queues that unused adapters share are not empty"
+    for group in state.groups.values():
         assert group.prefilling == sorted(group.prefilling, key=arrival)
         assert group.decoding == sorted(group.decoding, key=arrival)
         assert group.rowless == sorted(group.rowless, key=arrival)
         assert group.priorities == Counter(one.request.priority for one in group.running_sequences())
-    absent = {a for a, g in books.groups.items() if g.wants_slot and a != BASE and a not in books.slots.residencies}
-    assert absent == {group.adapter_id for group in books.absent}
-    assert [*books.absent] == sorted(books.absent, key=lambda group: (books.due_at(group), group.adapter_id))
-    assert [*books.absent.parked] == [group for group in books.absent if group.running]
-    assert [*books.absent.at_hand] == [group for group in books.absent if books.hosts.has(group.adapter_id)]
-    ready = [a for a, residency in books.slots.residencies.items() if residency.is_ready]
-    assert [group.adapter_id for group in books.residents] == ready
-    assert books.open_groups == [group for group in (books.base, *books.residents) if books.is_open(group)]
+    absent = {a for a, g in state.groups.items() if g.wants_slot and a != BASE and a not in state.slots.residencies}
+    assert absent == {group.adapter_id for group in state.absent}
+    assert [*state.absent] == sorted(state.absent, key=lambda group: (state.due_at(group), group.adapter_id))
+    assert [*state.absent.parked] == [group for group in state.absent if group.running]
+    assert [*state.absent.at_hand] == [group for group in state.absent if state.hosts.has(group.adapter_id)]
+    ready = [a for a, residency in state.slots.residencies.items() if residency.is_ready]
+    assert [group.adapter_id for group in state.residents] == ready
+    assert state.open_groups == [group for group in (state.base, *state.residents) if state.is_open(group)]
 
 
-def _check_rows(books: Books, running: list[Sequence]) -> None:
+def _check_rows(state: SchedulerState, running: list[Sequence]) -> None:
     seated = [sequence for sequence in running if sequence.row is not None]
-    assert len(seated) == books.rows.total - books.rows.free, "a row is lost or shared"
+    assert len(seated) == state.rows.total - state.rows.free, "a row is lost or shared"
     assert len({sequence.row for sequence in seated}) == len(seated), "two sequences share a row"
-    rowless = [sequence for group in books.groups.values() for sequence in group.rowless]
+    rowless = [sequence for group in state.groups.values() for sequence in group.rowless]
     assert all(sequence.row is None for sequence in rowless)
-    books.group_sizes.check(
-        [group.running for group in books.groups.values() if group.running and group is not books.base]
+    state.group_sizes.check(
+        [group.running for group in state.groups.values() if group.running and group is not state.base]
     )
     assert len(rowless) + len(seated) == len(running)
-    books.rows.check({group.adapter_id: group.rows for group in books.absent.parked if group.rows})
+    state.rows.check({group.adapter_id: group.rows for group in state.absent.parked if group.rows})
 
 
-def _check_accounts(books: Books, running: list[Sequence]) -> None:
+def _check_accounts(state: SchedulerState, running: list[Sequence]) -> None:
     blocks: Counter[str] = Counter()
     for sequence in running:
         blocks[sequence.account.name] += len(sequence.held_blocks)
     rows = Counter(sequence.account.name for sequence in running if sequence.row is not None)
     seats = Counter(sequence.account.name for sequence in running)
-    books.accounts.check(rows, seats, blocks, Counter(one.account.name for one in books.sequences.values()))
+    state.accounts.check(rows, seats, blocks, Counter(one.account.name for one in state.sequences.values()))

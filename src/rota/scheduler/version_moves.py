@@ -10,58 +10,58 @@ from dataclasses import replace
 
 from rota.core.events import Moved, Preempted
 from rota.core.messages import MoveRequests
-from rota.scheduler.adapter_state import AdapterState, Standing
+from rota.scheduler.adapter_state import Group, Standing
 from rota.scheduler.sequence import Sequence
-from rota.scheduler.state import Books
+from rota.scheduler.state import SchedulerState
 
 
 class VersionMoves:
     """Every user of the old version becomes a user of the new one, with its tokens and its place among others."""
 
-    def __init__(self, books: Books) -> None:
-        self._books = books
+    def __init__(self, state: SchedulerState) -> None:
+        self._state = state
 
     def apply(self, message: MoveRequests) -> None:
         """Does nothing if either version is not there: the requests end under the version that they have."""
-        old, new = self._books.groups.get(message.old), self._books.groups.get(message.new)
+        old, new = self._state.groups.get(message.old), self._state.groups.get(message.new)
         if old is None or new is None or new.standing is not Standing.KNOWN:
             return
         for sequence in [*old.queue]:
-            self._books.dequeue(sequence)
+            self._state.dequeue(sequence)
             self._rename(sequence, old, new)
-            self._books.enqueue(sequence)
+            self._state.enqueue(sequence)
         for sequence in [*old.running_sequences()]:
             # Of a prompt that is only read, half would be the old version's.
             if message.keeps_kv and sequence.pooling is None:
                 self._hand_over(sequence, old, new)
             else:
                 self._begin_again(sequence, old, new, message.at)
-        self._books.note_users(old)
-        self._books.note_users(new)
+        self._state.note_users(old)
+        self._state.note_users(new)
 
-    def _begin_again(self, sequence: Sequence, old: AdapterState, new: AdapterState, at: float) -> None:
+    def _begin_again(self, sequence: Sequence, old: Group, new: Group, at: float) -> None:
         """Back to the queue; the tokens stay, the KV is computed again by the new version."""
-        self._books.stand_up(sequence)
+        self._state.stand_up(sequence)
         sequence.refusal = None
         self._rename(sequence, old, new)
-        self._books.enqueue(sequence)
-        self._books.outbox.append(Preempted(sequence.request_id, at))
+        self._state.enqueue(sequence)
+        self._state.outbox.append(Preempted(sequence.request_id, at))
 
-    def _hand_over(self, sequence: Sequence, old: AdapterState, new: AdapterState) -> None:
+    def _hand_over(self, sequence: Sequence, old: Group, new: Group) -> None:
         """Without a row: the device learns of a row's adapter when a sequence sits down there."""
-        books, blocks = self._books, len(sequence.held_blocks)
+        state, blocks = self._state, len(sequence.held_blocks)
         if sequence.row is not None:
-            books.lose_row(sequence)
-        books.count_blocks(sequence, -blocks)
-        books.group_sizes.shrink(old.running)
+            state.lose_row(sequence)
+        state.count_blocks(sequence, -blocks)
+        state.group_sizes.shrink(old.running)
         old.part(sequence)
         self._rename(sequence, old, new)
-        books.group_sizes.grow(new.running)
+        state.group_sizes.grow(new.running)
         new.take_rowless(sequence)
-        books.count_blocks(sequence, blocks)
+        state.count_blocks(sequence, blocks)
         sequence.is_mixed = True
 
-    def _rename(self, sequence: Sequence, old: AdapterState, new: AdapterState) -> None:
+    def _rename(self, sequence: Sequence, old: Group, new: Group) -> None:
         old.exit(sequence.account)
         new.enter(sequence.account)
         if sequence.moved_from is None:
@@ -72,9 +72,9 @@ class VersionMoves:
         sequence.found = 0
 
 
-def tell_move(books: Books, sequence: Sequence, at: float) -> None:
+def tell_move(state: SchedulerState, sequence: Sequence, at: float) -> None:
     """A sequence sits down: if it left another version, that is told once."""
-    old, new = sequence.moved_from, books.group_of(sequence).adapter
+    old, new = sequence.moved_from, state.group_of(sequence).adapter
     if old is None or new is None:
         return
     moved = Moved(
@@ -88,4 +88,4 @@ def tell_move(books: Books, sequence: Sequence, at: float) -> None:
         kept_kv=sequence.is_mixed,
     )
     sequence.moved_from = None
-    books.outbox.append(moved)
+    state.outbox.append(moved)

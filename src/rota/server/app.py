@@ -26,18 +26,18 @@ from rota.runtime.service import Service
 from rota.runtime.spool import Spool
 from rota.server.access.access import Access
 from rota.server.adapters.listing import History, Listing
-from rota.server.adapters.manager import PATIENCE_S, AdapterManager
+from rota.server.adapters.manager import TIMEOUT_S, AdapterManager
 from rota.server.adapters.routes import install_adapter_routes
 from rota.server.adapters.updates import Updates
 from rota.server.adapters.version_routes import install_version_routes
 from rota.server.answers.respond import VERSION_HEADER as VERSION
 from rota.server.call import HEADER as NAME
 from rota.server.calls.reading_room import ReadingRoom
+from rota.server.context import AppContext
 from rota.server.docs import ERROR_RESPONSES, install_docs_page, install_openapi
 from rota.server.door.body_limit import BodyLimit
 from rota.server.embeddings.routes import install_embeddings_routes
 from rota.server.errors import OnError, install_error_handlers, unheard
-from rota.server.front import Front
 from rota.server.info import install_model_routes, install_probes
 from rota.server.messages.routes import install_messages_routes
 from rota.server.messages.writer import messages_error
@@ -57,7 +57,7 @@ from rota.server.responses.route import install_responses_route
 from rota.server.streams import CallReply, Observers, Streams
 from rota.server.traffic.routes import first_routes, install_traffic_routes
 from rota.server.traffic.traffic import Shadows, Traffic
-from rota.text.speech import Parsers
+from rota.text.speech import ParserNames
 from rota.text.tokenizer import Tokenizer
 
 # ── browsers ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -86,42 +86,42 @@ class BrowsersApp(FastAPI):
         return CORSMiddleware(stack, self._allowed_origins, METHODS, ["*"], expose_headers=SHOWN)
 
 
-Companion = Callable[[], Coroutine[Any, Any, None]]
+ServiceTask = Callable[[], Coroutine[Any, Any, None]]
 
 
 def create_app(
     service: Service,
     tokenizer: Tokenizer,
     registry: Registry,
-    unload_patience_s: float = PATIENCE_S,
+    unload_timeout_s: float = TIMEOUT_S,
     access: Access | None = None,
     config: ServerConfig | None = None,
     watchers: Sequence[Observer] = (),
     policy: PolicyConfig | None = None,
     scheduler: SchedulerConfig | None = None,
-    enders: Sequence[OnEnd] = (),
-    companions: Sequence[Companion] = (),
+    on_finish: Sequence[OnEnd] = (),
+    service_tasks: Sequence[ServiceTask] = (),
     has_grammars: bool = False,
     on_error: OnError = unheard,
     elsewhere: NameLookup = HERE,
 ) -> FastAPI:
     """An application that starts and stops the service with itself.
 
-    `watchers` are further observers. `enders` are told of every request's end, as the request log is. `companions` run
-    beside the service, and are cancelled when it stops. Unless it `has_grammars`, requests with one are refused.
-    `on_error` hears of every error that a client is told. `elsewhere` are adapters in sources.
+    `watchers` are further observers. `on_finish` are told of every request's end, as the request log is.
+    `service_tasks` run beside the service, and are cancelled when it stops. Unless it `has_grammars`, requests with one
+    are refused. `on_error` hears of every error that a client is told. `elsewhere` are adapters in sources.
     """
     config, access = config or ServerConfig(), access or Access(registry)
     traffic = _traffic(service, registry, config, access, lambda request: streams.open([request]))
-    metrics = _metrics(service, registry, config, policy, _each(log_end, traffic.ended, *enders), traffic)
+    metrics = _metrics(service, registry, config, policy, _each(log_end, traffic.ended, *on_finish), traffic)
     access.admission.watch(metrics.limit_met)
-    adapters = AdapterManager(service, registry, unload_patience_s, elsewhere.locate, config.reload_changed)
+    adapters = AdapterManager(service, registry, unload_timeout_s, elsewhere.locate, config.reload_changed)
     # Observers get requests and events; listeners get events only.
     answers, spool = OpenAnswers(partial(_note, metrics, traffic.shadows)), Spool()
     history, queries, counts, pausing = History(registry), Queries(service), Counts(service), Pausing(service, answers)
     heard = history, adapters, traffic, queries, counts, pausing, quarantine_log(access.blame, metrics)
     streams = Streams(service, Observers([metrics, *watchers], [*(one.observe for one in heard), log_engines]))
-    front = Front(
+    context = AppContext(
         service,
         streams,
         tokenizer,
@@ -134,19 +134,19 @@ def create_app(
         scheduler.max_queued_requests if scheduler else None,
         ReadingRoom(tokenizer.folder, has_grammars),
         has_grammars,
-        parsers=Parsers(config.tool_call_parser, config.reasoning_parser),
+        parsers=ParserNames(config.tool_call_parser, config.reasoning_parser),
         on_error=on_error,
         traffic=traffic,
         resolver=elsewhere.resolver(registry, adapters.load, access.adapter_roots),
     )
 
-    app = _application(front, config, companions, spool.close)
+    app = _application(context, config, service_tasks, spool.close)
     app.state.connections, app.state.traffic = metrics.connections, traffic  # for the listener, and the dashboard
     install_error_handlers(app, access.shown, {"/v1/messages": messages_error, "/api/": ollama_error}, on_error)
     scrapes = Scrapes(metrics, service, counts, for_picker=config.picker_metrics)
-    app.state.metrics_app = metrics_app(scrapes, front, config)  # for a second port
+    app.state.metrics_app = metrics_app(scrapes, context, config)  # for a second port
     install_traffic_routes(app, traffic, adapters, registry, access)  # first: a name may have slashes
-    _install_routes(app, front, adapters, history, spool, queries, metrics)
+    _install_routes(app, context, adapters, history, spool, queries, metrics)
     install_metrics_route(app, scrapes, access)
     return app
 
@@ -172,13 +172,13 @@ def _metrics(
 
 
 def _application(
-    front: Front, config: ServerConfig, companions: Sequence[Companion], on_stop: Callable[[], None]
+    context: AppContext, config: ServerConfig, service_tasks: Sequence[ServiceTask], on_stop: Callable[[], None]
 ) -> FastAPI:
     app = BrowsersApp(
-        front.access.allowed_origins,
+        context.access.allowed_origins,
         title="Rota",
-        lifespan=_lifespan(front, companions, on_stop),
-        dependencies=[Depends(front.access.guard)],
+        lifespan=_lifespan(context, service_tasks, on_stop),
+        dependencies=[Depends(context.access.guard)],
         responses=ERROR_RESPONSES,
         docs_url=None,
         redoc_url=None,
@@ -203,31 +203,31 @@ def _rows_of(service: Service) -> int:
     return sum(engine.capacity.rows for engine in service.state.engines if engine.capacity)
 
 
-def _each(*enders: OnEnd) -> OnEnd:
+def _each(*on_finish: OnEnd) -> OnEnd:
     def end(request_id: RequestId, journey: Journey, ending: Finished) -> None:
-        for one in enders:
+        for one in on_finish:
             one(request_id, journey, ending)
 
     return end
 
 
 def _lifespan(
-    front: Front, companions: Sequence[Companion], on_stop: Callable[[], None]
+    context: AppContext, service_tasks: Sequence[ServiceTask], on_stop: Callable[[], None]
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        front.streams.start()
-        if front.room and front.has_grammars:
-            front.room.start()
-        warm_up = asyncio.create_task(asyncio.to_thread(front.tokenizer.warm_up))
-        beside = [asyncio.create_task(run()) for run in companions]
+        context.streams.start()
+        if context.room and context.has_grammars:
+            context.room.start()
+        warm_up = asyncio.create_task(asyncio.to_thread(context.tokenizer.warm_up))
+        beside = [asyncio.create_task(run()) for run in service_tasks]
         yield
         for task in beside:
             task.cancel()
         await asyncio.gather(*beside, return_exceptions=True)
-        if front.room:
-            await front.room.close()
-        await asyncio.to_thread(front.service.stop)
+        if context.room:
+            await context.room.close()
+        await asyncio.to_thread(context.service.stop)
         on_stop()
         await warm_up
 
@@ -236,31 +236,31 @@ def _lifespan(
 
 def _install_routes(
     app: FastAPI,
-    front: Front,
+    context: AppContext,
     adapters: AdapterManager,
     history: History,
     spool: Spool,
     queries: Queries,
     metrics: Metrics,
 ) -> None:
-    service, registry, access = front.service, front.registry, front.access
+    service, registry, access = context.service, context.registry, context.access
     updates, listing = Updates(adapters, registry, access, spool), Listing(registry, adapters, history, spool)
     install_quarantine_routes(app, access)
-    install_completions_route(app, front)
-    install_chat_route(app, front)
-    install_responses_route(app, front)
-    install_messages_routes(app, front)
-    install_ollama_routes(app, front)
-    install_embeddings_routes(app, front)
-    install_tokenize_routes(app, front)
-    install_model_routes(app, front)
+    install_completions_route(app, context)
+    install_chat_route(app, context)
+    install_responses_route(app, context)
+    install_messages_routes(app, context)
+    install_ollama_routes(app, context)
+    install_embeddings_routes(app, context)
+    install_tokenize_routes(app, context)
+    install_model_routes(app, context)
     install_adapter_routes(app, adapters, access, updates)
     install_version_routes(app, updates, registry, access, listing)
-    install_generate_route(app, front)
-    install_native_routes(app, front, queries)
-    install_server_info(app, front, queries, metrics)
-    install_pause_routes(app, front, queries)
-    RequestsRoute(service, registry, access, front.answers, metrics, queries).install(app)
+    install_generate_route(app, context)
+    install_native_routes(app, context, queries)
+    install_server_info(app, context, queries, metrics)
+    install_pause_routes(app, context, queries)
+    RequestsRoute(service, registry, access, context.answers, metrics, queries).install(app)
     install_openapi(app)
     install_docs_page(app)
-    install_probes(app, front)
+    install_probes(app, context)

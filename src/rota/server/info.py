@@ -14,8 +14,8 @@ from rota.core.adapter import Adapter
 from rota.runtime.service import ServicePhase, ServiceState
 from rota.server.access.disclosure import path_for, reason_for
 from rota.server.access.keys import Key
+from rota.server.context import AppContext
 from rota.server.docs import gives
-from rota.server.front import Front
 from rota.server.long_lists import list_response
 from rota.server.openai.writer import ModelBody, ModelsBody
 from rota.server.queries import PAUSED
@@ -24,13 +24,13 @@ from rota.server.queries import PAUSED
 # GET /v1/models lists the models that a request may name, the base model first.
 
 
-def install_model_routes(app: FastAPI, front: Front) -> None:
+def install_model_routes(app: FastAPI, context: AppContext) -> None:
     """A key sees only the models that it may use."""
     created = int(time.time())
-    base = front.registry.base
+    base = context.registry.base
 
     def longest() -> int | None:
-        capacity = front.service.state.capacity
+        capacity = context.service.state.capacity
         return capacity.max_sequence_tokens if capacity else None
 
     def entry(key: Key, model: Adapter, max_model_len: int | None) -> dict[str, Any]:
@@ -50,15 +50,15 @@ def install_model_routes(app: FastAPI, front: Front) -> None:
 
         `root` is the model's folder for operators, and the model's name for other keys.
         """
-        key, most = front.access.key_of(http), longest()
-        entries = (entry(key, one, most) for one in front.access.visible(key))
+        key, most = context.access.key_of(http), longest()
+        entries = (entry(key, one, most) for one in context.access.visible(key))
         return await list_response('{"object":"list","data":', entries)
 
     @app.get("/v1/models/{name:path}", responses=gives(ModelBody))
     async def model(name: str, http: HttpRequest) -> dict[str, Any]:
         """One model."""
-        key = front.access.key_of(http)
-        return entry(key, front.access.find(key, name), longest())
+        key = context.access.key_of(http)
+        return entry(key, context.access.find(key, name), longest())
 
 
 # ── probes ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -68,9 +68,9 @@ def install_model_routes(app: FastAPI, front: Front) -> None:
 STUCK = "stuck"
 
 
-def install_probes(app: FastAPI, front: Front) -> None:
+def install_probes(app: FastAPI, context: AppContext) -> None:
     """Probes need no key."""
-    service, pausing, key = front.service, front.pausing, front.access.for_probes
+    service, pausing, key = context.service, context.pausing, context.access.for_probes
 
     def answer(good: Callable[[str], bool]) -> Response:
         state = service.state

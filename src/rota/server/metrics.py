@@ -22,13 +22,13 @@ from rota.observe.metrics import Metrics
 from rota.runtime.service import Service, ServicePhase
 from rota.server.access.access import Access
 from rota.server.access.exposure import is_loopback
+from rota.server.context import AppContext
 from rota.server.door.body_limit import BodyLimit
 from rota.server.door.connection import BoundedConnection
 from rota.server.door.door import Door
 from rota.server.errors import install_error_handlers
-from rota.server.front import Front
 from rota.server.info import install_probes
-from rota.server.queries import PATIENCE_S, Gathering
+from rota.server.queries import TIMEOUT_S, Gathering
 
 # ── counts ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 # Counts ask the engines for numbers at every scrape, and do not let a scraper wait for a long step.
@@ -43,9 +43,9 @@ FRESH_S = 0.25
 class Counts:
     """For the event loop only."""
 
-    def __init__(self, service: Service, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, service: Service, timeout_s: float = TIMEOUT_S) -> None:
         self._service = service
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._last: dict[EngineId, Inspected] = {}  # the last answer of each engine
         self._open: Gathering[Inspected] | None = None
         self._asked_at = 0.0
@@ -58,7 +58,7 @@ class Counts:
         if asking is None:
             return {}
         is_known = all(self._is_fresh(one, now) for one in engines)
-        await asyncio.wait([asking.done], timeout=QUICK_S if is_known else self._patience_s)
+        await asyncio.wait([asking.done], timeout=QUICK_S if is_known else self._timeout_s)
         return {one: self._last[one] for one in engines if self._is_fresh(one, now)}
 
     def observe(self, events: Iterable[Event]) -> None:
@@ -79,7 +79,7 @@ class Counts:
 
     def _asking(self, engines: list[EngineId], only: tuple[AdapterId, ...], now: float) -> Gathering[Inspected] | None:
         """The question that is open, or a new one: in a long step, scrapes do not pile up questions."""
-        if self._open and not self._open.done.done() and now < self._asked_at + self._patience_s:
+        if self._open and not self._open.done.done() and now < self._asked_at + self._timeout_s:
             return self._open
         self._open = None
         if not engines:
@@ -162,15 +162,15 @@ BACKLOG = 128
 MOST_BODY_BYTES = 65_536
 
 
-def metrics_app(scrapes: Scrapes, front: Front, config: ServerConfig) -> FastAPI:
+def metrics_app(scrapes: Scrapes, context: AppContext, config: ServerConfig) -> FastAPI:
     """GET /metrics and the probes, for clients without a key; web pages are kept away as from a server without keys."""
     own_name = config.metrics_host if is_loopback(config.metrics_host) else None
-    access = Access(front.registry, own_name=own_name)
+    access = Access(context.registry, own_name=own_name)
     app = FastAPI(title="Rota", dependencies=[Depends(access.guard)], docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(BodyLimit, max_bytes=MOST_BODY_BYTES)
     install_error_handlers(app)
     install_metrics_route(app, scrapes, access)
-    install_probes(app, front)
+    install_probes(app, context)
     return app
 
 

@@ -21,8 +21,8 @@ from rota.server.answers.respond import RotaBody, moves_field, respond
 from rota.server.calls.fields import Count, Fields, Unsupported, read_body, within
 from rota.server.calls.prompts import Texts
 from rota.server.calls.sampling import CommonSampling
+from rota.server.context import AppContext
 from rota.server.docs import gives, takes
-from rota.server.front import Front
 from rota.server.long_lists import list_response
 from rota.server.openai.chat import parsed_chat
 from rota.server.openai.chat_fields import ChatCall
@@ -107,7 +107,7 @@ def ollama_error(_status: int, message: str) -> dict[str, Any]:
     return {"error": message}
 
 
-class OllamaShape:
+class OllamaWriter:
     """A line for each step. The last line, and an answer that is not streamed, has counts and times."""
 
     media_type = "application/x-ndjson"
@@ -144,21 +144,21 @@ class OllamaShape:
         return {"done": True, "done_reason": reason, **counts, **moves_field(answer.moves)}
 
 
-def install_ollama_routes(app: FastAPI, front: Front) -> None:
+def install_ollama_routes(app: FastAPI, context: AppContext) -> None:
     @app.post("/api/chat", openapi_extra=takes(OllamaFields), responses=gives(OllamaBody))
     @app.post("/api/generate", include_in_schema=False)
     async def ollama(http: HttpRequest) -> Response:
         """Continue `messages`, or answer a `prompt`, in Ollama's shape: lines of JSON, unless `stream` is false."""
-        call = front.identify(http)
-        read = await front.read(call.key, http, read_ollama)
-        model = model_for(front, call, read.names, read.asks)
-        shape = OllamaShape(model.adapter.name, read, is_chat=http.scope["path"] == "/api/chat")
-        return await respond(front, http, parsed_chat(call, call.name, model, read), shape, read.is_streamed)
+        call = context.identify(http)
+        read = await context.read(call.key, http, read_ollama)
+        model = model_for(context, call, read.names, read.call_options)
+        writer = OllamaWriter(model.adapter.name, read, is_chat=http.scope["path"] == "/api/chat")
+        return await respond(context, http, parsed_chat(call, call.name, model, read), writer, read.is_streamed)
 
     @app.get("/api/tags")
     async def ollama_tags(http: HttpRequest) -> Response:
         """The models that a key may use, in Ollama's shape."""
-        visible = front.access.visible(front.access.key_of(http))
+        visible = context.access.visible(context.access.key_of(http))
         details = {"format": "", "family": ""}
         return await list_response(
             '{"models":', ({"name": one.name, "model": one.name, "details": details} for one in visible)

@@ -24,8 +24,8 @@ from rota.runtime.registry import Registry
 from rota.runtime.service import Service
 from rota.server.access.access import Access
 from rota.server.access.audit import audited
+from rota.server.context import AppContext
 from rota.server.docs import gives
-from rota.server.front import Front
 from rota.server.open_answers import OpenAnswer, OpenAnswers, name_of
 from rota.server.queries import Mode, Queries
 
@@ -57,13 +57,13 @@ class WorldSizeBody(BaseModel):
     world_size: int
 
 
-def install_pause_routes(app: FastAPI, front: Front, queries: Queries) -> None:
-    _install_pause(app, front, queries)
-    _install_resume(app, front)
-    _install_world_size(app, front)
+def install_pause_routes(app: FastAPI, context: AppContext, queries: Queries) -> None:
+    _install_pause(app, context, queries)
+    _install_resume(app, context)
+    _install_world_size(app, context)
 
 
-def _install_pause(app: FastAPI, front: Front, queries: Queries) -> None:
+def _install_pause(app: FastAPI, context: AppContext, queries: Queries) -> None:
     @app.post("/pause", responses=gives(PausedBody))
     async def pause(
         http: HttpRequest,
@@ -76,38 +76,38 @@ def _install_pause(app: FastAPI, front: Front, queries: Queries) -> None:
         `mode=keep`: open answers stand still and go on after /resume. `wait`: they are finished first. `abort`: they
         end with the tokens so far. New requests wait for /resume, which comes by itself after `max_s` seconds.
         """
-        with audited(http, front.access.key_of(http), "pause", mode=mode, max_s=max_s):
-            front.access.operator_of(http)
+        with audited(http, context.access.key_of(http), "pause", mode=mode, max_s=max_s):
+            context.access.operator_of(http)
             _refuse_unknown(http, {"mode", "clear_cache", "max_s"})
-            await front.pausing.begin(mode, max_s)
+            await context.pausing.begin(mode, max_s)
             if clear_cache and await queries.flush_cache() is None:
                 message = "The server is paused, but an engine does not answer; its cache is unchanged."
                 raise RequestError(Fault(FaultCode.ENGINE_DIED, message))
         return {"status": "paused"}
 
 
-def _install_resume(app: FastAPI, front: Front) -> None:
+def _install_resume(app: FastAPI, context: AppContext) -> None:
     @app.post("/resume", responses=gives(PausedBody))
     async def resume(http: HttpRequest) -> dict[str, str]:
         """Let all answers go on. A server that is not paused stays as it is."""
-        with audited(http, front.access.key_of(http), "resume") as details:
-            front.access.operator_of(http)
-            details["paused_s"] = round(front.pausing.end(), 3)
+        with audited(http, context.access.key_of(http), "resume") as details:
+            context.access.operator_of(http)
+            details["paused_s"] = round(context.pausing.end(), 3)
         return {"status": "resumed"}
 
     @app.get("/is_paused", responses=gives(IsPausedBody))
     async def is_paused(http: HttpRequest) -> dict[str, bool]:
         """Whether the server is paused."""
-        front.access.operator_of(http)
-        return {"is_paused": front.pausing.paused_at is not None}
+        context.access.operator_of(http)
+        return {"is_paused": context.pausing.paused_at is not None}
 
 
-def _install_world_size(app: FastAPI, front: Front) -> None:
+def _install_world_size(app: FastAPI, context: AppContext) -> None:
     @app.get("/get_world_size", responses=gives(WorldSizeBody))
     async def world_size(http: HttpRequest, include_dp: bool = True) -> dict[str, Any]:
         """How many devices compute: those of all replicas, or with `include_dp=false` those of one."""
-        front.access.operator_of(http)
-        found = [engine.capacity.ranks for engine in front.service.state.engines if engine.capacity]
+        context.access.operator_of(http)
+        found = [engine.capacity.ranks for engine in context.service.state.engines if engine.capacity]
         if not found:
             message = "No engine serves yet, so the number of its devices is not known."
             raise RequestError(Fault(FaultCode.ENGINE_DIED, message))

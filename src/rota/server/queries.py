@@ -22,8 +22,8 @@ from rota.server.open_answers import OpenAnswers
 # A query about the whole service is answered by every engine that serves.
 
 # Longer than the longest step of a small machine, and shorter than the timeout of scrapers.
-PATIENCE_S = 3.0
-# How many times the patience is spent if there is no earlier answer to fall back on.
+TIMEOUT_S = 3.0
+# How many times the time-out is spent if there is no earlier answer to fall back on.
 FIRST_TRIES = 20
 
 Answer = TypeVar("Answer", Inspected, CacheFlushed)
@@ -64,9 +64,9 @@ class Gathering(Generic[Answer]):
 class Queries:
     """Sends queries and waits for answers, for a bounded time. Everything here runs on the event loop."""
 
-    def __init__(self, service: Service, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, service: Service, timeout_s: float = TIMEOUT_S) -> None:
         self._service = service
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._explaining: dict[RequestId, asyncio.Future[Explained | None]] = {}
         self._gathering: dict[type[Any], Gathering[Any]] = {}
         # The last state that each engine sent, also if it came too late for its query.
@@ -104,7 +104,7 @@ class Queries:
             answer = self._explaining[request_id] = asyncio.get_running_loop().create_future()
             if not self._send(Explain(request_id, time.monotonic())):
                 self._explain(request_id, None)
-        await asyncio.wait([answer], timeout=self._patience_s)
+        await asyncio.wait([answer], timeout=self._timeout_s)
         if self._explaining.get(request_id) is answer:
             # The engine may have died with the query, so the next caller sends a new one.
             del self._explaining[request_id]
@@ -141,7 +141,7 @@ class Queries:
             if not engines or not self._send(query):
                 return gathering
             self._gathering[kind] = gathering
-        await asyncio.wait([gathering.done], timeout=self._patience_s)
+        await asyncio.wait([gathering.done], timeout=self._timeout_s)
         if self._gathering.get(kind) is gathering:
             del self._gathering[kind]
         return gathering

@@ -23,7 +23,7 @@ from rota.sources.source import NothingError
 # The resolver loads adapters that a request names and the server was not told of, from below one prefix.
 
 # As long as a request waits for its adapter. The load goes on, and the next request finds it further.
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 # Names that are looked for at a time, and how long a name that was not found is not looked for again.
 MOST_AT_ONCE, MOST_MISSED = 64, 10_000
 MISSED_S = 5.0
@@ -48,12 +48,12 @@ class Resolver:
         registry: Registry,
         load: LoadAdapter,
         roots: Roots = dict,
-        patience_s: float = PATIENCE_S,
+        timeout_s: float = TIMEOUT_S,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """`roots` gives the adapter roots of all keys."""
         self._prefix, self._registry, self._load, self._roots = prefix, registry, load, roots
-        self._patience_s, self._now = patience_s, now
+        self._timeout_s, self._now = timeout_s, now
         self._loads: dict[str, asyncio.Task[None]] = {}
         self._missed: dict[str, float] = {}  # names, and when they were
 
@@ -87,9 +87,9 @@ class Resolver:
                 raise RequestError(Fault(FaultCode.QUEUE_FULL, message, param))
             task = self._loads[entry.name] = asyncio.create_task(self._bring(entry, key, client))
             task.add_done_callback(lambda _: self._loads.pop(entry.name, None))
-        done, _ = await asyncio.wait([task], timeout=self._patience_s)
+        done, _ = await asyncio.wait([task], timeout=self._timeout_s)
         if not done:
-            message = f"Adapter '{entry.name}' is still being loaded after {self._patience_s:g} seconds; ask again."
+            message = f"Adapter '{entry.name}' is still being loaded after {self._timeout_s:g} seconds; ask again."
             raise RequestError(Fault(FaultCode.TIMED_OUT, message, param))
         await task
 

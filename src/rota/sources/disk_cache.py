@@ -32,9 +32,9 @@ PAUSE_S = 0.01
 
 
 @contextmanager
-def alone(lock: Path, patience_s: float) -> Iterator[bool]:
+def alone(lock: Path, timeout_s: float) -> Iterator[bool]:
     """Hold a lock that others wait for; False if it did not become free in time. Its file is gone afterwards."""
-    ends_at = time.monotonic() + patience_s
+    ends_at = time.monotonic() + timeout_s
     while (file := _taken(lock)) is None:
         if time.monotonic() > ends_at:
             yield False
@@ -109,7 +109,7 @@ class DiskCache:
         """
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with alone(self._folder / f"{_key(address)}.lock", download.patience_s) as is_alone:
+            with alone(self._folder / f"{_key(address)}.lock", download.timeout_s) as is_alone:
                 if not is_alone:
                     raise SourceError(f"Another process has not brought {address.plain} here in time.")
                 with self.reading(address) as there:

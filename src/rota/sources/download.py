@@ -85,13 +85,13 @@ class Download:
         return sum(one.size for one in self.files)
 
     @property
-    def patience_s(self) -> float:
+    def timeout_s(self) -> float:
         """The longest that it may take."""
         return LEAST_S + self.size / SLOWEST_BYTES_PER_S
 
     def into(self, folder: Path) -> None:
         """Raises SourceError."""
-        ends_at = self.now() + self.patience_s
+        ends_at = self.now() + self.timeout_s
         for file in self.files:
             self._fetch(file, folder / file.name, ends_at)
             _check(file, folder / file.name, self.place)

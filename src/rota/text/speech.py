@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rota.text.chat import ChatTemplate
+from rota.text.parsed_delta import ParsedDelta
 from rota.text.reasoning import MARKS, ThinkingParser, marks_in
-from rota.text.said import Said
 from rota.text.tools.formats import FORMATS, format_in
 from rota.text.tools.parser import ToolParser
 
@@ -27,16 +27,16 @@ class Speech:
     is_thinking: bool = False  # from the first token on, because the prompt says so
     shows_reasoning: bool = True
 
-    def listener(self, new_id: Callable[[], str]) -> Listener:
+    def listener(self, new_id: Callable[[], str]) -> OutputParser:
         """For one answer, from its beginning. `new_id` names a call."""
-        return Listener(
+        return OutputParser(
             ThinkingParser(MARKS[self.reasoning], self.is_thinking) if self.reasoning else None,
             ToolParser(FORMATS[self.tools], self.names, new_id) if self.tools else None,
             self.shows_reasoning,
         )
 
 
-class Listener:
+class OutputParser:
     """Sorts the text of one answer as it comes. Text that may still become something else is held back."""
 
     def __init__(self, thinking: ThinkingParser | None, tools: ToolParser | None, shows_reasoning: bool) -> None:
@@ -44,7 +44,7 @@ class Listener:
         self._tools = tools
         self._shows_reasoning = shows_reasoning
 
-    def push(self, text: str) -> Said:
+    def push(self, text: str) -> ParsedDelta:
         if self._thinking is None:
             return self._content(text)
         reasoning, text = self._thinking.push(text)
@@ -52,17 +52,17 @@ class Listener:
             self._thinking = None
         return self._with(reasoning, self._content(text))
 
-    def finish(self) -> Said:
+    def finish(self) -> ParsedDelta:
         """What was held back. No more text comes."""
         reasoning, text = self._thinking.finish() if self._thinking else ("", "")
         said = self._with(reasoning, self._content(text))
         return said + self._tools.finish() if self._tools else said
 
-    def _content(self, text: str) -> Said:
-        return self._tools.push(text) if self._tools else Said(text)
+    def _content(self, text: str) -> ParsedDelta:
+        return self._tools.push(text) if self._tools else ParsedDelta(text)
 
-    def _with(self, reasoning: str, said: Said) -> Said:
-        return Said(said.content, reasoning, said.calls) if reasoning and self._shows_reasoning else said
+    def _with(self, reasoning: str, said: ParsedDelta) -> ParsedDelta:
+        return ParsedDelta(said.content, reasoning, said.calls) if reasoning and self._shows_reasoning else said
 
 
 # ── parsers ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -70,7 +70,7 @@ class Listener:
 
 
 @dataclass(frozen=True, slots=True)
-class Parsers:
+class ParserNames:
     """What the operator asked for: a name, 'auto' or 'none'."""
 
     tool_call: str = "auto"
@@ -89,4 +89,4 @@ class Parsers:
         return "" if self.reasoning == "none" else self.reasoning
 
 
-AS_THE_TEMPLATE_SAYS = Parsers()
+AS_THE_TEMPLATE_SAYS = ParserNames()

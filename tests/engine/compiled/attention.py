@@ -19,7 +19,7 @@ TYPES = {
 }  # fmt: skip
 # Llama-8B's heads.
 SHAPE = {"HEADS": 32, "GROUP": 4, "HEAD_DIM": 128, "DIMS": 128, "BLOCK_SIZE": 16}
-DECODE = {**SHAPE, "GROUP_TILE": 16, "GROUP_ROWS": 4, "APART": False, "CHAINED": True}
+DECODE = {**SHAPE, "GROUP_TILE": 16, "GROUP_ROWS": 4, "APART": False, "PROGRAMMATIC": True}
 
 
 def compiled(tuning: DecodeTuning, is_eight: bool) -> Any:

@@ -21,7 +21,7 @@ TYPES = {
     **dict.fromkeys((*ANYWHERE, "heads"), "*i32"),
     **dict.fromkeys(("x", "a", "b", "y", "logits", "matrices"), "*bf16"),
     "partial": "*fp32",
-    "trims": "*fp32",
+    "gain_bias": "*fp32",
 }
 # Llama-8B's qkv, slots of rank 64.
 SITE = {"PARTS": 3, "MAX_RANK": 64, "OPERAND": tl.bfloat16}
@@ -41,12 +41,12 @@ def shrink(tuning: LoraTuning, tile: int, page: int) -> Any:
     return compiled(shrink_kernel, TYPES, constants, page, shapes.warps, shapes.stages)
 
 
-def expand(tuning: LoraTuning, tile: int, by_token: bool, page: int, trim: int = 0) -> Any:
+def expand(tuning: LoraTuning, tile: int, by_token: bool, page: int, apply_gain_bias: int = 0) -> Any:
     shapes = tuning.expand
     constants = {
         "FIRST": 4096, "SECOND": 1024, "THIRD": 1024, "SHARES": 1 if by_token else 8, "TILE": tile,
-        "COLUMNS": shapes.columns, "RANKS": shapes.ranks, "BY_TOKEN": by_token, "TRIM": trim,
-        **({} if trim else {"trims": None}),
+        "COLUMNS": shapes.columns, "RANKS": shapes.ranks, "BY_TOKEN": by_token, "GAIN_BIAS": apply_gain_bias,
+        **({} if apply_gain_bias else {"gain_bias": None}),
     }  # fmt: skip
     types = {**TYPES, "shrunk": "*bf16" if by_token else "*fp32"}
     return compiled(expand_kernel, types, constants, page, shapes.warps, 1)
@@ -78,7 +78,9 @@ def told() -> dict[str, Any]:
     return {
         "without pages and with them": [pair(one) for one in (partial(shrink, DECODE, DECODE_TILE), *expands)],
         "without trims and with them": [
-            [facts(one(page, trim)) for trim in (0, SLOT)] for one in expands for page in (0, PAGE_RANK)
+            [facts(one(page, apply_gain_bias)) for apply_gain_bias in (0, SLOT)]
+            for one in expands
+            for page in (0, PAGE_RANK)
         ],
         "own head": own_head(),
     }

@@ -17,17 +17,17 @@ TYPES = {
     "x": "*bf16", "gate_up": "*bf16", "codes": "*fp8e4nv", "scales": "*fp32", "rotary": "*fp32",
     "positions": "*i64", "addresses": "*i64", "epsilon": "fp32",
     "ranks": "*i32", "order": "*i32", "token_slots": "*i32",
-    "tile_slots": "*i32", "tile_starts": "*i32", "tile_counts": "*i32", "trims": "*fp32",
+    "tile_slots": "*i32", "tile_starts": "*i32", "tile_counts": "*i32", "gain_bias": "*fp32",
 }  # fmt: skip
 # A step's inputs may lie anywhere.
 ANYWHERE = ("ranks", "order", "token_slots", "tile_slots", "tile_starts", "tile_counts", "positions", "addresses")
 # Llama-8B with adapters of rank 16.
-ADDING = {"MAX_RANK": 16, "SHARES": 1, "BY_TOKEN": True, "TRIM": 0, "trims": None, "CHAINED": True}
+ADDING = {"MAX_RANK": 16, "SHARES": 1, "BY_TOKEN": True, "GAIN_BIAS": 0, "gain_bias": None, "PROGRAMMATIC": True}
 # Two numbers for each of the 43,008 outputs of its 32 layers.
 SLOT = 32 * 2 * 43_008
 TILED = {**ADDING, "TILE": 16, "RANKS": 16, "OPERAND": tl.bfloat16}
 HEADS = {"HEADS": 32, "KV_HEADS": 8, "HALF": 64, "HALF_TILE": 64, "BLOCK_SIZE": 16, "NORMS": False, "scales": None}
-ROUNDING = {"MOST": 448.0, "LEAST": 1e-30, "CHAINED": True}
+ROUNDING = {"MOST": 448.0, "LEAST": 1e-30, "PROGRAMMATIC": True}
 PLAIN = {**ROUNDING, "codes": None, "scales": None}
 KERNELS: dict[str, tuple[Any, dict[str, Any], int]] = {
     "silu": (silu_multiply_kernel, {**TILED, "WIDTH": 14336, "COLUMNS": SHAPES.silu_columns}, SHAPES.silu_warps),
@@ -42,15 +42,15 @@ KERNELS: dict[str, tuple[Any, dict[str, Any], int]] = {
 }
 
 
-# The same for slots with trims: the pointer is there.
+# The same for slots with gains and biases: the pointer is there.
 KERNELS |= {
     f"{name}, trimmed": (
         kernel,
-        {key: value for key, value in constants.items() if key != "trims"} | {"TRIM": SLOT},
+        {key: value for key, value in constants.items() if key != "gain_bias"} | {"GAIN_BIAS": SLOT},
         warps,
     )
     for name, (kernel, constants, warps) in KERNELS.items()
-    if "TRIM" in constants
+    if "GAIN_BIAS" in constants
 }
 
 

@@ -18,7 +18,7 @@ def compiled(bits: int, columns: int, rows: int, warps: int, architecture: int) 
     constants = {
         "BITS": bits, "STEP": 128, "PER_GROUP": 1, "COLUMNS": columns, "ROWS": rows, "IS_EVEN": True,
         "IS_SHARED": True, "AT_ONCE": max(1, 8192 // (columns * rows)), "HAS_BIAS": False, "OPERAND": tl.bfloat16,
-        "CHAINED": architecture >= 90,
+        "PROGRAMMATIC": architecture >= 90,
     }  # fmt: skip
     types = {"x": "*bf16", "words": "*i32", "marks": "*i32" if bits == 4 else "*fp32", "bias": "*bf16", "y": "*bf16"}
     types |= {"partial": "*fp32", "ended": "*i32"}

@@ -43,10 +43,10 @@ def test_factors_are_read_in_the_same_wide_loads_with_pages_and_a_bank_without_t
 
 
 def test_kernels_with_trims_have_one_more_pointer(told):
-    for plain, trimmed in told["lora"]["without trims and with them"]:
-        assert trimmed["pointers"] == plain["pointers"] + 1
-        assert trimmed["spilt_bytes"] == 0
-        assert trimmed["registers"] <= 128, "four programs of 128 threads run at once on a processor"
+    for plain, with_gain_bias in told["lora"]["without trims and with them"]:
+        assert with_gain_bias["pointers"] == plain["pointers"] + 1
+        assert with_gain_bias["spilt_bytes"] == 0
+        assert with_gain_bias["registers"] <= 128, "four programs of 128 threads run at once on a processor"
 
 
 def test_two_programs_of_own_heads_share_a_processor(told):

@@ -16,8 +16,8 @@ from rota.engine.families.family import Kernels
 from rota.engine.families.table import make_model, read_spec
 from rota.engine.layer_cache import LayerCache
 from rota.engine.lora.batch import make_batch
+from rota.engine.lora.deferred import DeferredLora, Output
 from rota.engine.lora.layout import SiteFactors
-from rota.engine.lora.open_product import OpenProduct, Output
 from rota.engine.model.linear import Projection
 from rota.engine.model.sites import SITES, site_shapes
 from rota.engine.ops.cpu import CPUOperations
@@ -42,7 +42,7 @@ class Spy(CPUOperations):
         self.opened: list[str] = []
 
     def _note(self, output: Output, name: str) -> Output:
-        if isinstance(output, OpenProduct):
+        if isinstance(output, DeferredLora):
             self.opened.append(name)
         return output
 
@@ -68,7 +68,7 @@ def opened(tmp_path: Path, step: DeviceStep, architecture: str = "LlamaForCausal
 
     def project(projection: Projection, x: Tensor, _: int, site: str, batch: LoraBatch) -> Output:
         factors = SiteFactors(shapes[site], x, x, x)
-        return OpenProduct(y=projection(x), shrunk=x, factors=factors, batch=batch, add=lambda *_: added.append(site))
+        return DeferredLora(y=projection(x), shrunk=x, factors=factors, batch=batch, add=lambda *_: added.append(site))
 
     kernels = Kernels(spy, TorchAttention(spec.attention_scale), project, group or OneRank(), open_sites=ALL)
     size = (2, spec.kv_heads, 8, spec.head_dim)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from rota.engine.lora.batch import make_batch
 from rota.engine.lora.files.ranks import PAGE_RANK, pages_for
+from rota.engine.lora.gain_bias import GainBias
 from rota.engine.lora.layout import SiteFactors
-from rota.engine.lora.trims import Trims
 from rota.engine.model.sites import SiteShape
 from rota.engine.step.device_step import LoraBatch
 
@@ -38,15 +38,15 @@ def random_factors(shape: SiteShape, ranks: list[int], max_rank: int, dtype: tor
     )
 
 
-def with_trims(factors: SiteFactors, slots: Collection[int]) -> SiteFactors:
-    """The same factors, with random trims in these slots; in memory slots lie apart."""
+def with_gain_bias(factors: SiteFactors, slots: Collection[int]) -> SiteFactors:
+    """The same factors, with random gains and biases in these slots; in memory slots lie apart."""
     outputs, count = factors.shape.outputs, len(factors.ranks)
     numbers = torch.cat([torch.ones(count, 1, outputs), torch.zeros(count, 1, outputs)], 1).repeat(1, 3, 1)[:, 2:4]
     for slot in slots:
         numbers[slot] = torch.randn(2, outputs) + 1.0
-    is_trimmed = torch.tensor([slot in slots for slot in range(count)])
+    has_gain_bias = torch.tensor([slot in slots for slot in range(count)])
     device = factors.a.device
-    return replace(factors, trims=Trims(numbers.to(device), is_trimmed.to(device)))
+    return replace(factors, gain_bias=GainBias(numbers.to(device), has_gain_bias.to(device)))
 
 
 def token_by_token(y: Tensor, x: Tensor, factors: SiteFactors, token_slots: list[int]) -> Tensor:
@@ -60,8 +60,8 @@ def token_by_token(y: Tensor, x: Tensor, factors: SiteFactors, token_slots: list
             b = factors.b[slot, :rank, first : first + width].double().cpu()
             result[token, first : first + width] += (a @ x[token].double().cpu()) @ b
             first += width
-        if factors.trims is not None:
-            gain, shift = factors.trims.numbers[slot].double().cpu()
+        if factors.gain_bias is not None:
+            gain, shift = factors.gain_bias.numbers[slot].double().cpu()
             result[token] = gain * result[token] + shift
     return result
 

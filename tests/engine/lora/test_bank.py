@@ -82,8 +82,8 @@ def test_without_a_stage_an_adapter_also_finds_its_place_below_the_matrices(rank
     shape = site_shapes(SMALL)[0]
     rows = 2 * len(shape.parts) * MAX_RANK
     block = torch.zeros(SMALL.layers, shape.outputs + rows + 3, shape.inputs)
-    annexes = {"qkv": block[:, shape.outputs : shape.outputs + rows]}
-    below = Bank(SMALL, 2, MAX_RANK, torch.float32, CPU, annexes, has_stage=False)
+    fused_lora_a = {"qkv": block[:, shape.outputs : shape.outputs + rows]}
+    below = Bank(SMALL, 2, MAX_RANK, torch.float32, CPU, fused_lora_a, has_stage=False)
     apart = Bank(SMALL, 2, MAX_RANK, torch.float32, CPU, has_stage=True)
     adapter = host_adapter((rank,) * len(SITES), fill=0.0)
     run = torch.arange(1.0, adapter.pieces[0].numel() + 1.0)

@@ -32,7 +32,7 @@ from rota.engine.lora.bank_size import (
 )
 from rota.engine.lora.files.brought import Brought
 from rota.engine.lora.files.ranks import PAGE_RANK, UNKNOWN_RANK, needs_of, pages_for
-from rota.engine.lora.layout import annexed_sites
+from rota.engine.lora.layout import fused_sites
 from rota.engine.model.sites import SITES
 from tests.engine.lora.llama import LLAMA_8B
 
@@ -43,12 +43,12 @@ ROWS = 256
 LLAMA_KV = CacheShape(LLAMA_8B.layers, LLAMA_8B.kv_heads, LLAMA_8B.head_dim, 16, torch.bfloat16)
 
 
-def no_annexes(_: int) -> tuple[str, ...]:
+def nothing_fused(_: int) -> tuple[str, ...]:
     return ()
 
 
-def annexes_of(rank: int) -> Callable[[int], tuple[str, ...]]:
-    return partial(annexed_sites, LLAMA_8B, rank=rank, dtype=torch.bfloat16)
+def sites_of(rank: int) -> Callable[[int], tuple[str, ...]]:
+    return partial(fused_sites, LLAMA_8B, rank=rank, dtype=torch.bfloat16)
 
 
 def room_for(rank: int, memory: DeviceMemory, rows: int = ROWS, more: int = 0) -> BankRoom:
@@ -58,7 +58,7 @@ def room_for(rank: int, memory: DeviceMemory, rows: int = ROWS, more: int = 0) -
         more=more,
         memory=memory,
         beside_kv=bytes_beside_kv(CacheConfig(), LLAMA_KV, memory, 0.88, 512 * rows),
-        annexes=annexes_of(rank),
+        sites_to_fuse=sites_of(rank),
     )
 
 
@@ -94,8 +94,8 @@ def paged(
         ([8] * 6, 8, 8),
         ([12] * 6, 8, 16),
         ([1], 8, 8),
-        ([16] * 8, 9, 16),  # one more, and no site loses its annex
-        ([16] * 16, 16, 16),  # none more, or gate_up would lose its annex
+        ([16] * 8, 9, 16),  # one more, and no site loses its fused LoRA A
+        ([16] * 16, 16, 16),  # none more, or gate_up would lose its fused LoRA A
         ([16] * 64, 80, 16),
         ([16] * 200, 89, 16),  # 5 % of the memory
         ([64] * 16, 20, 64),
@@ -110,7 +110,7 @@ def test_by_default_slots_follow_the_adapters_at_the_start(ranks, slots, rank):
     ("ranks", "slots", "pages"),
     [
         ([8] * 100 + [64] * 4, 128, 165),  # each of them and a quarter more, within max_loaded_loras
-        ([8] * 5 + [64], 8, 18),  # room for a later one of rank 64 would cost an annex
+        ([8] * 5 + [64], 8, 18),  # room for a later one of rank 64 would cost a fused LoRA A
         ([8, 16], 8, 10),
         ([4] + [20] * 2 + [64], 8, 18),
         ([64] + [8] * 2, 8, 18),
@@ -122,8 +122,8 @@ def test_adapters_of_different_ranks_share_pages(ranks, slots, pages):
 
 
 def test_five_adapters_of_rank_8_and_one_of_rank_64_lie_below_every_matrix():
-    assert annexes_of(PAGE_RANK)(paged([8] * 5 + [64])[1]) == SITES
-    assert annexes_of(64)(6) == ("o",)  # uniform slots
+    assert sites_of(PAGE_RANK)(paged([8] * 5 + [64])[1]) == SITES
+    assert sites_of(64)(6) == ("o",)  # uniform slots
 
 
 def test_pages_say_what_decided(caplog):
@@ -152,17 +152,17 @@ def test_a_flag_asks_for_slots_of_one_rank(fields):
 
 
 @given(st.lists(st.integers(1, 128), min_size=1, max_size=60), st.booleans())
-def test_useful_pages_hold_every_adapter_and_cost_no_annex(ranks, has_annexes):
-    first, annexes = first_of(ranks), annexes_of(PAGE_RANK) if has_annexes else no_annexes
-    useful, largest = useful_pages(first, annexes), pages_for(max(ranks))
+def test_useful_pages_hold_every_adapter_and_cost_no_annex(ranks, may_fuse):
+    first, sites_to_fuse = first_of(ranks), sites_of(PAGE_RANK) if may_fuse else nothing_fused
+    useful, largest = useful_pages(first, sites_to_fuse), pages_for(max(ranks))
     assert useful >= max(first.pages, largest + 8)
-    assert annexes(useful) == annexes(max(first.pages, largest + 8))
-    assert has_annexes or useful >= first.pages + largest
+    assert sites_to_fuse(useful) == sites_to_fuse(max(first.pages, largest + 8))
+    assert may_fuse or useful >= first.pages + largest
 
 
 def test_with_six_adapters_of_rank_16_the_defaults_are_the_best_flags():
     assert bank([16] * 6) == bank([16] * 6, max_loras_per_batch=8, max_lora_rank=16) == (8, 16)
-    assert annexes_of(16)(8) == SITES
+    assert sites_of(16)(8) == SITES
 
 
 @pytest.mark.parametrize(
@@ -261,9 +261,9 @@ def test_more_adapters_or_more_memory_never_mean_fewer_slots(count, more, rank, 
 
 @given(st.integers(1, 300), Ranks)
 def test_useful_slots_hold_every_adapter_and_cost_no_annex(count, rank):
-    useful = useful_slots(count, annexes_of(rank))
-    assert max(8, count) <= useful <= max(8, count + count // 4) == useful_slots(count, no_annexes)
-    assert annexes_of(rank)(useful) == annexes_of(rank)(max(8, count))
+    useful = useful_slots(count, sites_of(rank))
+    assert max(8, count) <= useful <= max(8, count + count // 4) == useful_slots(count, nothing_fused)
+    assert sites_of(rank)(useful) == sites_of(rank)(max(8, count))
 
 
 @pytest.mark.parametrize(

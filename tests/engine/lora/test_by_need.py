@@ -108,7 +108,7 @@ def test_an_engine_has_the_slots_that_its_first_adapters_need(model, adapters, n
     assert (capacity.slots, capacity.slot_rank, capacity.pages) == found
     place = slot_bytes(read_spec(Path(model.name_or_path)), 8 if capacity.pages else capacity.slot_rank, torch.float32)
     assert capacity.adapter_bytes == (capacity.pages or capacity.slots) * place
-    assert capacity.annexed == ()  # there are none on a CPU
+    assert capacity.fused_lora_a == ()  # there are none on a CPU
 
 
 def test_an_engine_whose_server_still_looks_at_its_adapters_waits_for_what_they_need(model, monkeypatch):
@@ -128,7 +128,7 @@ def test_on_a_gpu_six_adapters_of_rank_16_lie_where_flags_set_by_hand_would_put_
 
     def found(lora: LoraConfig) -> tuple[int, int, tuple[str, ...]]:
         chosen = gpu.with_bank(choose_bank(replace(asked, lora=lora), gpu, shape, ONE_RANK))
-        return chosen.bank.slots, chosen.bank.rank, chosen.annexed
+        return chosen.bank.slots, chosen.bank.rank, chosen.fused_lora_a
 
     assert found(LoraConfig()) == found(LoraConfig(max_loras_per_batch=8, max_lora_rank=16)) == (8, 16, SITES)
 

@@ -20,7 +20,7 @@ from tests.builders import submit
 from tests.engine.lora.adapter_factory import greedy_answer, load_with_peft, make_adapter
 from tests.engine.model_factory import make_tiny_model
 from tests.runtime.services import Listener
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 from tests.worlds import endings, outputs
 
 PROMPT = (5, 9, 77, 130, 4)
@@ -36,7 +36,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
         read = reader_for(*arguments)
 
         def read_behind_gate(adapter: Adapter) -> HostAdapter:
-            assert adapter.adapter_id == WARM or opened.wait(PATIENCE_S)
+            assert adapter.adapter_id == WARM or opened.wait(TIMEOUT_S)
             return read(adapter)
 
         return read_behind_gate

@@ -20,7 +20,7 @@ from rota.runtime.doorbell import Doorbell
 from rota.scheduler import Scheduler
 from tests.builders import request
 from tests.engine.agreement import Agreement, in_bfloat16, logits_of, told_logprobs
-from tests.engine.lora import test_peft_ends, test_peft_features
+from tests.engine.lora import test_peft_embed_head, test_peft_features
 from tests.engine.lora.adapter_factory import load_with_peft, make_adapter
 from tests.engine.lora.features import Features
 from tests.engine.lora.mixed_server import Server, adapter
@@ -32,13 +32,13 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 NEW_TOKENS = 32
 OWN = {1: {}, 2: {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}}
 OWN |= {3: {"target_modules": ["v_proj"], "modules_to_save": ["embed_tokens", "lm_head"]}}
-EVERY = Extra.TRIMS | Extra.EMBEDDING | Extra.HEAD
+EVERY = Extra.GAIN_BIAS | Extra.EMBEDDING | Extra.HEAD
 # A family, its adapters, and what a server is told of them at the start. Room for whole matrices is made there alone.
 SETS: dict[str, tuple[str, Features, FirstAdapters]] = {
-    "trims": ("qwen2", test_peft_features.FEATURES, FirstAdapters(extras=Extra.TRIMS)),
+    "trims": ("qwen2", test_peft_features.FEATURES, FirstAdapters(extras=Extra.GAIN_BIAS)),
     "trims that come later": ("qwen2", test_peft_features.FEATURES, FirstAdapters()),
-    "ends": ("llama3", test_peft_ends.FEATURES, FirstAdapters(extras=EVERY)),
-    "ends that come later": ("llama3", test_peft_ends.FEATURES, FirstAdapters()),
+    "ends": ("llama3", test_peft_embed_head.FEATURES, FirstAdapters(extras=EVERY)),
+    "ends that come later": ("llama3", test_peft_embed_head.FEATURES, FirstAdapters()),
     "matrices of their own": ("llama3", OWN, FirstAdapters(matrices=3)),
 }
 

@@ -22,7 +22,7 @@ FEATURES: dict[int, dict[str, Any]] = {
     5: {"modules_to_save": ["lm_head", "embed_tokens"]},
     6: {"trainable_token_indices": [20, 9, 100]},
 }
-EVERY = Extra.TRIMS | Extra.HEAD | Extra.EMBEDDING
+EVERY = Extra.GAIN_BIAS | Extra.HEAD | Extra.EMBEDDING
 FIRST = {
     "slots that grow": FirstAdapters(count=1, rank=4, matrices=2),
     "slots for all": FirstAdapters(count=6, rank=4, extras=EVERY, matrices=2),

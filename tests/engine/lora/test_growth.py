@@ -38,15 +38,15 @@ def test_kinds_come_one_after_the_other_and_their_memory_is_counted(world):
     sizes = [bank.size_bytes]
     for number, extras in (
         (1, Extra.NONE),
-        (2, Extra.TRIMS),
-        (3, Extra.TRIMS | Extra.HEAD),
-        (4, Extra.TRIMS | Extra.HEAD | Extra.EMBEDDING),
+        (2, Extra.GAIN_BIAS),
+        (3, Extra.GAIN_BIAS | Extra.HEAD),
+        (4, Extra.GAIN_BIAS | Extra.HEAD | Extra.EMBEDDING),
     ):
         assert_answers_as_peft(server, only(world, number))
         assert bank.extras == extras
         sizes.append(bank.size_bytes)
     assert sizes[0] == sizes[1] < sizes[2] < sizes[3] < sizes[4]
-    every = FirstAdapters(count=1, rank=4, pages=1, extras=Extra.TRIMS | Extra.HEAD | Extra.EMBEDDING)
+    every = FirstAdapters(count=1, rank=4, pages=1, extras=Extra.GAIN_BIAS | Extra.HEAD | Extra.EMBEDDING)
     assert sizes[4] == Server(world.model, slots=4, first=every).engine.capacity.adapter_bytes
 
 
@@ -91,17 +91,17 @@ def test_ranks_have_what_their_first_adapters_need(world):
 
 def test_growth_is_due_once():
     growth = SlotGrowth(Extra.HEAD, lambda extras: 10 * int(extras), lambda: 25)
-    assert growth.refusal(Extra.HEAD | Extra.TRIMS) == ""
+    assert growth.refusal(Extra.HEAD | Extra.GAIN_BIAS) == ""
     assert "needs 30 bytes on the device for DoRA or biases and factors of the embedding" in growth.refusal(
-        Extra.TRIMS | Extra.EMBEDDING
+        Extra.GAIN_BIAS | Extra.EMBEDDING
     )
     growth.want(Extra.HEAD)
     assert not growth.due()
-    growth.want(Extra.TRIMS)
+    growth.want(Extra.GAIN_BIAS)
     assert growth.refusal(Extra.EMBEDDING) == "", "what is wanted is counted already"
-    assert growth.due() == Extra.TRIMS
+    assert growth.due() == Extra.GAIN_BIAS
     growth.end(has_grown=False)
     assert not growth.due()
-    growth.want(Extra.TRIMS)
+    growth.want(Extra.GAIN_BIAS)
     growth.end(has_grown=True)
     assert not growth.due()

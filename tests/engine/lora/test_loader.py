@@ -17,7 +17,7 @@ from rota.engine.lora.host import HostAdapter
 from rota.engine.lora.loader import AdapterLoader, TimedCopy, checkpoint_reader
 from rota.engine.model.spec import ModelSpec
 from tests.engine.lora.adapter_factory import make_adapter
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import TIMEOUT_S, until
 
 
 class Mailbox:
@@ -35,7 +35,7 @@ class Mailbox:
     def wait_for(self, count: int) -> list[tuple[type, int]]:
         """The first messages, as kind and adapter id."""
         with self._changed:
-            assert self._changed.wait_for(lambda: len(self.messages) >= count, PATIENCE_S), self.messages
+            assert self._changed.wait_for(lambda: len(self.messages) >= count, TIMEOUT_S), self.messages
             return [(type(message), message.adapter_id) for message in self.messages]
 
 
@@ -52,7 +52,7 @@ class Disk:
     def read(self, adapter: Adapter) -> HostAdapter:
         self.reads.append(Path(adapter.path).name)
         self.is_reading.set()
-        assert self.gate.wait(PATIENCE_S)
+        assert self.gate.wait(TIMEOUT_S)
         if adapter.path.endswith("explosive"):
             raise ZeroDivisionError("boom")
         return self._read(adapter)
@@ -215,7 +215,7 @@ def test_closing_ends_everything_with_a_message(bank, disk, mailbox, adapters):
     loader.fetch(adapters["a"])
     loader.load(AdapterId(1), Slot(0))
     loader.fetch(adapters["b"])
-    assert disk.is_reading.wait(PATIENCE_S)
+    assert disk.is_reading.wait(TIMEOUT_S)
     opening = threading.Thread(target=lambda: (until(lambda: loader._reader._is_closing), disk.gate.set()))
     opening.start()
     loader.close()
@@ -242,10 +242,10 @@ def test_adapters_that_could_not_be_fetched_are_forgotten(loader, mailbox):
 def test_an_idle_fetch_delays_no_other(loader, disk, mailbox, adapters):
     disk.gate.clear()
     loader.fetch(adapters["a"], is_idle=True)
-    assert disk.is_reading.wait(PATIENCE_S)
+    assert disk.is_reading.wait(TIMEOUT_S)
     disk.is_reading.clear()
     loader.fetch(adapters["b"])
-    assert disk.is_reading.wait(PATIENCE_S), "the second read has begun though the first has not ended"
+    assert disk.is_reading.wait(TIMEOUT_S), "the second read has begun though the first has not ended"
     disk.gate.set()
 
     assert set(mailbox.wait_for(2)) == {(AdapterFetched, 1), (AdapterFetched, 2)}
@@ -266,13 +266,13 @@ def test_closing_during_an_idle_fetch_ends_it_with_a_message(bank, disk, mailbox
     loader = AdapterLoader(bank, disk.read, mailbox.post, overlaps=True)
     disk.gate.clear()
     loader.fetch(adapters["a"], is_idle=True)
-    assert disk.is_reading.wait(PATIENCE_S)
+    assert disk.is_reading.wait(TIMEOUT_S)
     loader.fetch(adapters["b"], is_idle=True)
     closing = threading.Thread(target=loader.close)
     closing.start()
     assert until(lambda: loader._idle_reader._is_closing)
     disk.gate.set()
-    closing.join(PATIENCE_S)
+    closing.join(TIMEOUT_S)
 
     assert mailbox.wait_for(2) == [(AdapterFetched, 1), (AdapterFailed, 2)]
     assert disk.reads == ["a"]

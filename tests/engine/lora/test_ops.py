@@ -55,8 +55,8 @@ def add_through_annex(y: Tensor, x: Tensor, factors: SiteFactors, batch: LoraBat
 
 def add_from_annex(y: Tensor, x: Tensor, factors: SiteFactors, batch: LoraBatch, tuning: Tuning) -> None:
     nothing = torch.zeros(factors.shape.outputs, factors.shape.inputs, dtype=x.dtype, device=x.device)
-    annex = Matrix(torch.cat([nothing, factors.a.flatten(0, 1)]))
-    y += triton_ops.project_widened(annex, x, factors, batch, tuning)
+    fused = Matrix(torch.cat([nothing, factors.a.flatten(0, 1)]))
+    y += triton_ops.project_widened(fused, x, factors, batch, tuning)
 
 
 class FirstResidents:

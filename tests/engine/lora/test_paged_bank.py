@@ -47,7 +47,7 @@ def assert_holds(bank: Bank, slot: int, adapter: HostAdapter) -> None:
 
 
 def beyond_rank(bank: Bank, layer: int, site: str, slot: int) -> list[torch.Tensor]:
-    """What the last page of a slot holds beyond its rank: annexes multiply it, so it must be nought."""
+    """What the last page of a slot holds beyond its rank: fused LoRA A multiply it, so it must be nought."""
     factors = bank.factors(layer, site)
     rank, parts = int(factors.ranks[slot]), len(factors.shape.parts)
     assert factors.table is not None
@@ -98,8 +98,8 @@ def test_pages_may_lie_below_the_matrices(rank):
     shape = site_shapes(SMALL)[0]
     rows = PAGES * len(shape.parts) * PAGE_RANK
     block = torch.zeros(SMALL.layers, shape.outputs + rows + 3, shape.inputs)
-    annexes = {"qkv": block[:, shape.outputs : shape.outputs + rows]}
-    bank = Bank(SMALL, SLOTS, MAX_RANK, torch.float32, CPU, annexes, pages=PAGES)
+    fused_lora_a = {"qkv": block[:, shape.outputs : shape.outputs + rows]}
+    bank = Bank(SMALL, SLOTS, MAX_RANK, torch.float32, CPU, fused_lora_a, pages=PAGES)
     adapter = host_adapter((rank,) * len(SITES), 1.0)
     bank.copy_in(Slot(2), adapter, (5, 1, 2)[: pages_for(rank)])
 

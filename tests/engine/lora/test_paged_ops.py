@@ -65,8 +65,8 @@ def add_from_annex(y: Tensor, x: Tensor, factors: SiteFactors, batch: LoraBatch,
             a[page].nan_to_num_()
             b[page].nan_to_num_()
     nothing = torch.zeros(factors.shape.outputs, factors.shape.inputs, dtype=x.dtype, device=x.device)
-    annex = Matrix(torch.cat([nothing, a.flatten(0, 1)]))
-    y += triton_ops.project_widened(annex, x, replace(factors, a=a, b=b), batch, tuning)
+    fused = Matrix(torch.cat([nothing, a.flatten(0, 1)]))
+    y += triton_ops.project_widened(fused, x, replace(factors, a=a, b=b), batch, tuning)
 
 
 WAYS = {

@@ -25,7 +25,7 @@ FEATURES: dict[int, dict[str, Any]] = {
     7: {"use_dora": True, "rank_pattern": {"q_proj": 2, "down_proj": 12}, "alpha_pattern": {"q_proj": 5}},
     8: {"use_dora": True, "layers_to_transform": [1], "layers_pattern": "layers", "target_modules": ATTENTION},
 }
-ALL = FirstAdapters(count=len(FEATURES), rank=12, pages=11, extras=Extra.TRIMS)
+ALL = FirstAdapters(count=len(FEATURES), rank=12, pages=11, extras=Extra.GAIN_BIAS)
 
 
 @pytest.fixture(scope="module")
@@ -51,5 +51,5 @@ def test_every_feature_in_one_batch_is_answered_as_peft_alone_answers_it(world, 
 
 def test_a_server_looks_for_trims_in_the_configs_of_its_first_adapters(world):
     entries = [LoraPath(name=str(number), path=str(world.adapters / str(number))) for number in FEATURES]
-    assert [one.extras for one in needs_of(entries, Brought())] == [Extra.NONE, *[Extra.TRIMS] * 7]
+    assert [one.extras for one in needs_of(entries, Brought())] == [Extra.NONE, *[Extra.GAIN_BIAS] * 7]
     assert needs_of([LoraPath(name="gone", path="/nowhere")], Brought()) == [Needs(UNKNOWN_RANK, Extra.NONE)]

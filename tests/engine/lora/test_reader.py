@@ -11,7 +11,7 @@ from rota.core.adapter import Adapter
 from rota.core.ids import AdapterId
 from rota.engine.lora.files.reader import AdapterReader, RefusedAdapter
 from rota.engine.lora.host import HostAdapter
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import TIMEOUT_S, until
 
 READ = HostAdapter((torch.zeros(1),), (0,), torch.zeros(1, 1, dtype=torch.int32))
 
@@ -30,7 +30,7 @@ class Disk:
     def __call__(self, adapter: Adapter) -> HostAdapter:
         self.is_reading.set()
         if adapter.path == "hangs":
-            assert self.answers.wait(PATIENCE_S)
+            assert self.answers.wait(TIMEOUT_S)
         return READ
 
 
@@ -40,19 +40,19 @@ def test_a_read_that_hangs_is_given_up_and_the_next_ones_are_read(monkeypatch):
     monkeypatch.setattr(threading.Timer, "start", lambda timer: timers.append(timer))
     reader = AdapterReader(disk, prepare=lambda: threads.append(threading.current_thread()), timeout_s=0.5)
     hangs, *others = [reader.submit(adapter(path)) for path in ("hangs", "b", "c")]
-    assert disk.is_reading.wait(PATIENCE_S)
+    assert disk.is_reading.wait(TIMEOUT_S)
     timers[0].function(*timers[0].args)
 
-    assert hangs.result(PATIENCE_S) == RefusedAdapter(
+    assert hangs.result(TIMEOUT_S) == RefusedAdapter(
         "Adapter 'parrot' could not be read from hangs within 0.5 seconds."
     )
-    assert [other.result(PATIENCE_S) for other in others] == [READ, READ]
+    assert [other.result(TIMEOUT_S) for other in others] == [READ, READ]
     # The one that hung comes back too late: nobody hears of it, and it reads nothing more.
     disk.answers.set()
-    threads[0].join(PATIENCE_S)
+    threads[0].join(TIMEOUT_S)
     assert not threads[0].is_alive()
     assert isinstance(hangs.result(), RefusedAdapter)
-    assert reader.submit(adapter("d")).result(PATIENCE_S) is READ
+    assert reader.submit(adapter("d")).result(TIMEOUT_S) is READ
     reader.close()
     assert len(threads) == 2
 
@@ -61,15 +61,15 @@ def test_closing_ends_the_read_under_way_and_refuses_the_others():
     disk = Disk()
     reader = AdapterReader(disk)
     copies = [reader.submit(adapter(path)) for path in ("hangs", "b")]
-    assert disk.is_reading.wait(PATIENCE_S)
+    assert disk.is_reading.wait(TIMEOUT_S)
     closing = threading.Thread(target=reader.close)
     closing.start()
     assert until(lambda: reader._is_closing)
     disk.answers.set()
-    closing.join(PATIENCE_S)
+    closing.join(TIMEOUT_S)
 
-    assert copies[0].result(PATIENCE_S) is READ
-    assert copies[1].result(PATIENCE_S) == RefusedAdapter("Adapter 'parrot' was not read: the engine is stopping.")
+    assert copies[0].result(TIMEOUT_S) is READ
+    assert copies[1].result(TIMEOUT_S) == RefusedAdapter("Adapter 'parrot' was not read: the engine is stopping.")
 
 
 @pytest.mark.parametrize("error", [OSError("gone"), ValueError("no header")])
@@ -78,6 +78,6 @@ def test_whatever_goes_wrong_is_told_in_a_sentence(error):
         raise error
 
     reader = AdapterReader(fails)
-    refused = reader.submit(adapter("/a")).result(PATIENCE_S)
+    refused = reader.submit(adapter("/a")).result(TIMEOUT_S)
     assert refused == RefusedAdapter(f"Adapter 'parrot' could not be loaded from /a ({type(error).__name__}: {error}).")
     reader.close()

@@ -8,11 +8,11 @@ from torch import Tensor
 from torch.nn import functional
 from triton.runtime.errors import OutOfResources
 
+from rota.engine.autotune import AutotuneCache
 from rota.engine.model import gemm_choice as module
 from rota.engine.model.gemm_choice import GemmChoice, Way
 from rota.engine.model.linear import Linear, Matrix, tune_gemms
 from rota.engine.row_product import RowTuning
-from rota.engine.trials import Trials
 
 CPU = torch.device("cpu")
 OUTPUTS, INPUTS = 6, 5
@@ -37,8 +37,8 @@ def has_bias(gemm: GemmChoice, rows: int) -> bool:
 
 
 def matrices(gemm: GemmChoice, count: int) -> list[Linear]:
-    annex = Matrix(torch.randn(OUTPUTS + 2, INPUTS), None, GemmChoice(OUTPUTS + 2, torch.float32, CPU))
-    return [Linear(torch.randn(OUTPUTS, INPUTS), None, gemm, annex) for _ in range(count)]
+    fused = Matrix(torch.randn(OUTPUTS + 2, INPUTS), None, GemmChoice(OUTPUTS + 2, torch.float32, CPU))
+    return [Linear(torch.randn(OUTPUTS, INPUTS), None, gemm, fused) for _ in range(count)]
 
 
 @pytest.mark.usefixtures("clock")
@@ -58,14 +58,14 @@ def test_matrices_with_an_annex_are_tried_with_it_too_and_only_where_libraries_d
 
 
 def test_a_second_start_chooses_as_the_first_and_tries_nothing(clock):
-    first, rows = Trials(), [8, 32, 48, 64, 96]
+    first, rows = AutotuneCache(), [8, 32, 48, 64, 96]
     with first.in_use():
         tune_gemms(matrices(GemmChoice(OUTPUTS, torch.float32, CPU), 3), rows)
     assert clock
     clock.clear()
 
     some = matrices(GemmChoice(OUTPUTS, torch.float32, CPU), 3)
-    with Trials(first.made).in_use():
+    with AutotuneCache(first.made).in_use():
         tune_gemms(some, rows)
     assert clock == []
     for one in (some[0], some[0].widened):

@@ -1,4 +1,4 @@
-"""Open products of a random batch, as an annex and as shares give them, beside what adapters should add."""
+"""Open products of a random batch, as a fused LoRA A and as shares give them, beside what adapters should add."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 
 from rota.engine.lora import reference
 from rota.engine.lora.batch import make_batch
+from rota.engine.lora.deferred import DeferredLora
+from rota.engine.lora.gain_bias import GainBias
 from rota.engine.lora.layout import SiteFactors
-from rota.engine.lora.open_product import OpenProduct
-from rota.engine.lora.trims import Trims
 from rota.engine.model.sites import SiteShape
 from rota.engine.step.device_step import LoraBatch
-from tests.engine.lora.site_numbers import with_trims
+from tests.engine.lora.site_numbers import with_gain_bias
 
 INPUTS = 48
 TILE = 16
@@ -32,21 +32,21 @@ def open_product(
     by_token: bool = True,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
-    trimmed: Collection[int] = (),
+    slots_with_gain_bias: Collection[int] = (),
     tile: int = TILE,
-) -> tuple[OpenProduct, Tensor]:
-    """A product that is open, and the float32 rows that it becomes when it is closed. These slots have trims."""
+) -> tuple[DeferredLora, Tensor]:
+    """A product that is open, and the float32 rows that it becomes at its close. Some slots have gains and biases."""
     shape = SiteShape("site", INPUTS, tuple((f"part {nth}", width) for nth, width in enumerate(widths)))
     factors = _factors(shape, ranks, max_rank, dtype)
-    if trimmed:
-        factors = with_trims(factors, trimmed)
+    if slots_with_gain_bias:
+        factors = with_gain_bias(factors, slots_with_gain_bias)
     x, wide = torch.randn(len(token_slots), INPUTS).to(dtype), torch.randn(len(token_slots), shape.outputs + 16)
     y = wide.to(dtype)[:, : shape.outputs]  # rows lie apart
     batch = make_batch(np.array(token_slots, np.int32), len(ranks), torch.device("cpu"), tile)
     expected, exact = y.float().clone(), SiteFactors(shape, factors.a.float(), factors.b.float(), factors.ranks)
-    reference.add_trimmed(expected, x.float(), replace(exact, trims=factors.trims), batch)
+    reference.add_with_gain_bias(expected, x.float(), replace(exact, gain_bias=factors.gain_bias), batch)
     shrunk = x @ factors.a.flatten(0, 1).T if by_token else _shares(x, factors, batch)
-    product = OpenProduct(
+    product = DeferredLora(
         y=wide.to(device, dtype)[:, : shape.outputs], shrunk=shrunk.to(device), factors=_sent(factors, device),
         batch=make_batch(np.array(token_slots, np.int32), len(ranks), torch.device(device), tile), add=_never,
     )  # fmt: skip
@@ -75,9 +75,11 @@ def _shares(x: Tensor, factors: SiteFactors, batch: LoraBatch) -> Tensor:
 
 
 def _sent(factors: SiteFactors, device: str) -> SiteFactors:
-    trims = factors.trims
-    sent = None if trims is None else Trims(trims.numbers.to(device), trims.is_trimmed.to(device))
-    return SiteFactors(factors.shape, factors.a.to(device), factors.b.to(device), factors.ranks.to(device), trims=sent)
+    gain_bias = factors.gain_bias
+    sent = None if gain_bias is None else GainBias(gain_bias.numbers.to(device), gain_bias.has_gain_bias.to(device))
+    return SiteFactors(
+        factors.shape, factors.a.to(device), factors.b.to(device), factors.ranks.to(device), gain_bias=sent
+    )
 
 
 def _never(*_: object) -> None:

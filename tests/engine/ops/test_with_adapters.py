@@ -11,10 +11,10 @@ from torch import Tensor
 
 from rota.engine.layer_cache import EIGHT_BITS, LayerCache, from_eight_bits
 from rota.engine.lora.batch import BatchFrame
-from rota.engine.lora.open_product import OpenProduct
+from rota.engine.lora.deferred import DeferredLora
 from rota.engine.ops import reference
 from rota.engine.step.device_step import DeviceStep, int32
-from tests.engine.lora.site_numbers import with_trims
+from tests.engine.lora.site_numbers import with_gain_bias
 from tests.engine.ops.open_products import open_product
 from tests.engine.triton_interpreter import DEVICE, load
 
@@ -41,12 +41,12 @@ def same_dice() -> None:
 
 @pytest.fixture(params=BATCHES)
 def batch(request) -> dict:
-    token_slots, ranks, max_rank, *trimmed = BATCHES[request.param]
-    slots = {"trimmed": trimmed[0]} if trimmed else {}
+    token_slots, ranks, max_rank, *slots_with_gain_bias = BATCHES[request.param]
+    slots = {"slots_with_gain_bias": slots_with_gain_bias[0]} if slots_with_gain_bias else {}
     return {"token_slots": token_slots, "ranks": ranks, "max_rank": max_rank, "device": DEVICE, **slots}
 
 
-# An annex's product, or shares.
+# A fused LoRA A's product, or shares.
 BY_TOKEN = pytest.mark.parametrize(("by_token", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
 
 
@@ -117,9 +117,9 @@ def test_base_tokens_keep_every_bit_of_the_plain_operations():
 def test_beside_slots_with_trims_all_others_keep_every_bit():
     torch.manual_seed(0)
     plain, _ = open_product((64, 64), MIXED, RANKS, dtype=torch.bfloat16, device=DEVICE)
-    trimmed = replace(plain, factors=with_trims(plain.factors, (1,)))
+    biased = replace(plain, factors=with_gain_bias(plain.factors, (1,)))
     is_other = torch.tensor([slot != 1 for slot in MIXED], device=DEVICE)
-    found, expected = fused.silu_multiply(trimmed), fused.silu_multiply(plain)
+    found, expected = fused.silu_multiply(biased), fused.silu_multiply(plain)
     assert torch.equal(found[is_other], expected[is_other])
     assert not torch.equal(found[~is_other], expected[~is_other])
 
@@ -147,7 +147,7 @@ def test_a_captured_graph_serves_an_assignment_it_was_not_captured_with():
         assert relative_error(found, reference.silu_multiply(summed(product, token_slots))) < 2e-6
 
 
-def summed(product: OpenProduct, token_slots: list[int]) -> Tensor:
+def summed(product: DeferredLora, token_slots: list[int]) -> Tensor:
     """The rows of an annexed product of two parts, token by token."""
     y, b, max_rank = product.y.clone(), product.factors.b, product.factors.max_rank
     for token, slot in enumerate(token_slots):

@@ -19,7 +19,7 @@ from rota.core.config import EngineConfig
 from rota.core.messages import AdapterFailed, Message
 from rota.core.plan import StepPlan, StepResult
 from tests.processes import started
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 ROOT = Path(__file__).parents[3]
 
@@ -68,7 +68,7 @@ class Ranks:
 
     def answers(self, what: str) -> list[Any]:
         """One of each rank, in their order."""
-        told = [queue.get(timeout=PATIENCE_S) for queue in self._answers]
+        told = [queue.get(timeout=TIMEOUT_S) for queue in self._answers]
         for kind, value in told:
             if kind != what:
                 raise RankError(value)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rota.engine.parallel.group import RankGroup
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 Result = TypeVar("Result")
 
@@ -46,6 +46,6 @@ class ThreadRank:
 def together(size: int, part: Callable[[RankGroup], Result]) -> list[Result]:
     """What `part` gives on every rank of a group."""
     given: list[Tensor | None] = [None] * size
-    barrier = threading.Barrier(size, timeout=PATIENCE_S)
+    barrier = threading.Barrier(size, timeout=TIMEOUT_S)
     with ThreadPoolExecutor(size) as threads:
         return list(threads.map(lambda rank: part(ThreadRank(rank, given, barrier)), range(size)))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from rota.engine.autotune import AutotuneCache
 from rota.engine.model.linear import Linear, tune_gemms
 from rota.engine.quantised.eight_bit import in_eight_bit_floats
 from rota.engine.quantised.gpu_four_bit import WholeProduct, in_order
 from rota.engine.quantised.packing import pack_eight_bits, pack_four_bits, step_of
-from rota.engine.trials import Trials
 from rota.engine.weights.makers import SideBySide
 from tests.engine.quantised.few_bits import on_device, random_codes, relative_error
 from tests.engine.triton_interpreter import DEVICE, load
@@ -87,7 +87,7 @@ def test_the_fastest_way_is_taken_for_all_matrices_alike(monkeypatch):
 
 
 def test_a_second_start_takes_the_same_ways_and_tries_none(monkeypatch):
-    first, ways = Trials(), {}
+    first, ways = AutotuneCache(), {}
 
     def milliseconds(calls) -> float:
         x, _, way = calls[0].args
@@ -100,7 +100,7 @@ def test_a_second_start_takes_the_same_ways_and_tries_none(monkeypatch):
         product.tune([product], [4, 64])
     ways.clear()
 
-    with Trials(first.made).in_use():
+    with AutotuneCache(first.made).in_use():
         again.tune([again], [4, 64])
         assert (ways, again._chosen) == ({}, product._chosen)
         other.tune([other], [4])

@@ -131,7 +131,7 @@ def test_a_mixed_batch_of_adapters_is_answered_as_peft_answers_it(tmp_path, layo
     make_adapter(tmp_path / "2", model, seed=2, r=8, use_dora=not layout.startswith("8"))
     if layout.startswith("8"):
         model = rounds_inputs(model)
-    first = FirstAdapters(count=2, rank=8, pages=2, extras=Extra.TRIMS)
+    first = FirstAdapters(count=2, rank=8, pages=2, extras=Extra.GAIN_BIAS)
     server = Server(tmp_path / "model", slots=2, first=first, maker=maker_of(tmp_path / "model"))
     server.add(adapter(1, tmp_path), adapter(2, tmp_path))
     prompts = [PROMPT[:7], PROMPT]

@@ -14,7 +14,7 @@ from torch import Tensor
 from rota.core.errors import ModelError
 from rota.engine.families.table import read_spec
 from rota.engine.folders.gguf_folder import GgufTensor, write_safetensors
-from rota.engine.lora.layout import annex_rows
+from rota.engine.lora.layout import fused_rows
 from rota.engine.model.linear import Linear
 from rota.engine.model.sites import SITES, site_shapes
 from rota.engine.parallel.shard import WHOLE, Shard
@@ -22,7 +22,7 @@ from rota.engine.quantised.maker import MatrixMaker
 from rota.engine.weights.layouts.table import read_layout
 from rota.engine.weights.load import Weights, load_weights
 from rota.engine.weights.makers import EightBitFloats, FourBitCodes
-from rota.engine.weights.matrices import NO_ANNEX, AnnexRows
+from rota.engine.weights.matrices import NO_FUSED_ROWS, FusedRows
 from rota.engine.weights.reads.pinned import no_copier
 from rota.engine.weights.reads.ring import Copier, RingSetup
 from tests.engine.model_factory import make_tiny_model
@@ -39,12 +39,12 @@ def load(
     folder: Path,
     copier: Copier | None = None,
     dtype: torch.dtype = torch.float32,
-    annex: AnnexRows = NO_ANNEX,
+    fused: FusedRows = NO_FUSED_ROWS,
     maker: MatrixMaker | None = None,
     shard: Shard = WHOLE,
 ) -> Weights:
     copier_for = no_copier if copier is None else lambda _: copier
-    return load_weights(folder, read_spec(folder), CPU, dtype, True, annex, maker, shard, copier_for, SMALL)
+    return load_weights(folder, read_spec(folder), CPU, dtype, True, fused, maker, shard, copier_for, SMALL)
 
 
 def numbers(weights: Weights, widths: list[int]) -> Iterator[Tensor]:
@@ -56,7 +56,7 @@ def numbers(weights: Weights, widths: list[int]) -> Iterator[Tensor]:
         for site, width in zip((layer.qkv, layer.output, layer.gate_up, layer.down), widths, strict=True):
             yield site.weight if isinstance(site, Linear) else site(torch.eye(width, dtype=dtype))
             yield site(torch.zeros(1, width, dtype=dtype))  # its bias
-    yield from weights.annexes.values()
+    yield from weights.fused_lora_a.values()
 
 
 def assert_equal(folder: Path, found: Weights, expected: Weights, shard: Shard = WHOLE) -> None:
@@ -111,10 +111,10 @@ def test_a_tensor_may_begin_at_any_byte(tmp_path):
 
 def test_rows_of_a_matrix_may_have_the_adapters_rows_below(tmp_path):
     make_tiny_model(tmp_path, "qwen2")
-    annex = annex_rows(read_spec(tmp_path), SITES, 2, 8)
-    found = load(tmp_path, PlainCopier(), annex=annex)
-    assert_equal(tmp_path, found, load(tmp_path, annex=annex))
-    assert len(found.annexes) > 0
+    fused = fused_rows(read_spec(tmp_path), SITES, 2, 8)
+    found = load(tmp_path, PlainCopier(), fused=fused)
+    assert_equal(tmp_path, found, load(tmp_path, fused=fused))
+    assert len(found.fused_lora_a) > 0
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -13,7 +13,7 @@ from rota.core.config import EngineConfig
 from rota.core.policy_config import PolicyConfig
 from rota.runtime.exchange.place import exchange_place
 from tests.processes import PIPE, Program, started
-from tests.waiting import PATIENCE_S, line_of
+from tests.waiting import TIMEOUT_S, line_of
 
 RANKS = 4
 
@@ -52,7 +52,7 @@ class Crew:
         self.order(ranks, "meet", {"ranks": len(ranks)})
 
     def wait_for_death(self, rank: int) -> None:
-        self._programs[rank].wait(PATIENCE_S)
+        self._programs[rank].wait(TIMEOUT_S)
 
     def restart(self, rank: int) -> None:
         self._programs[rank] = self._start(rank)

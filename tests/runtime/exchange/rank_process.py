@@ -17,10 +17,10 @@ from rota.policy.prefill_delayer import PrefillDelayer, RankReport
 from rota.runtime.exchange import all_gather
 from rota.runtime.exchange.place import Board
 from tests.runtime.exchange.doomed import Doomed
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import TIMEOUT_S, until
 
 # How long a rank here waits for a living one: longer than a test waits for an answer, so that no answer is owed to it.
-LIVING_S = 2 * PATIENCE_S
+LIVING_S = 2 * TIMEOUT_S
 NOTHING_TO_DO = RankReport(is_prefillable=False, is_below_watermark=False, running=0, largest_batch=0, admissible=0)
 
 
@@ -53,15 +53,15 @@ class RankProcess:
 
     def meet(self, ranks: int) -> None:
         """Make a pass whenever another rank calls, as a loop does, until so many are in."""
-        exchange, ends_at = self._exchange, time.monotonic() + PATIENCE_S
+        exchange, ends_at = self._exchange, time.monotonic() + TIMEOUT_S
         assert isinstance(exchange, Doomed)
         while len(exchange.share(NOTHING_TO_DO)) < ranks:
             assert time.monotonic() < ends_at
             until(exchange.is_called, within_s=0.05)
 
-    def wait_at_most(self, patience_s: float) -> None:
+    def wait_at_most(self, timeout_s: float) -> None:
         """For a living rank, from now on. A busy machine may hold up any process, so tests wait long."""
-        all_gather.PATIENCE_S = patience_s
+        all_gather.TIMEOUT_S = timeout_s
 
     def doom(self, point: str) -> None:
         assert isinstance(self._exchange, Doomed)

@@ -18,7 +18,7 @@ from rota.policy.prefill_delayer import DelayVerdict, PrefillDelayer, RankReport
 from rota.runtime.exchange import all_gather
 from rota.runtime.exchange.all_gather import AllGather, Bells
 from tests.runtime.exchange.doomed import POINTS, Doomed
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import TIMEOUT_S, until
 
 RANKS = 3
 IDLE = RankReport(is_prefillable=False, is_below_watermark=False, running=0, largest_batch=0, admissible=0)
@@ -114,10 +114,10 @@ def rounds_of(lives_of_ranks: list) -> dict[int, list[Heard]]:
         return rounds
 
 
-# With little patience living ranks are left out all the time, wherever they are.
+# With a short time-out living ranks are left out all the time, wherever they are.
 @pytest.mark.parametrize(("patience_s", "look_s"), [(1.0, 0.005), (0.02, 0.001)])
-def test_ranks_never_disagree_on_who_is_in_a_round_nor_on_its_verdict(monkeypatch, patience_s, look_s):
-    monkeypatch.setattr(all_gather, "PATIENCE_S", patience_s)
+def test_ranks_never_disagree_on_who_is_in_a_round_nor_on_its_verdict(monkeypatch, timeout_s, look_s):
+    monkeypatch.setattr(all_gather, "PATIENCE_S", timeout_s)
     monkeypatch.setattr(all_gather, "LOOK_S", look_s)
     shared = 0
 
@@ -205,7 +205,7 @@ def test_the_invitation_of_a_dead_rank_is_void_once_another_has_begun_anew(tmp_p
 
 def test_a_death_is_noticed_though_others_ring_all_the_time(tmp_path, monkeypatch):
     # A living rank would be waited for much longer than this test lasts.
-    monkeypatch.setattr(all_gather, "PATIENCE_S", 2 * PATIENCE_S)
+    monkeypatch.setattr(all_gather, "PATIENCE_S", 2 * TIMEOUT_S)
     AllGather.create(tmp_path, 3)
     first, second = Doomed(tmp_path, 0, _die), Doomed(tmp_path, 1, _die)
     with ThreadPoolExecutor(2) as pool:
@@ -222,7 +222,7 @@ def test_a_death_is_noticed_though_others_ring_all_the_time(tmp_path, monkeypatc
 
         ringing = pool.submit(ring)
         try:
-            reports = pool.submit(first.share, IDLE).result(PATIENCE_S)
+            reports = pool.submit(first.share, IDLE).result(TIMEOUT_S)
         finally:
             is_over.set()
         ringing.result()

@@ -14,7 +14,7 @@ from tests.runtime.exchange.rank_process import LIVING_S
 
 EVERYONE = range(RANKS)
 # Twice as long as ranks are waited for otherwise: a rank that is itself held up for so long would leave the round.
-LEFT_OUT_AFTER_S = 2 * all_gather.PATIENCE_S
+LEFT_OUT_AFTER_S = 2 * all_gather.TIMEOUT_S
 
 
 @pytest.fixture(scope="module")

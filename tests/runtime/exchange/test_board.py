@@ -13,7 +13,7 @@ from rota.policy.prefill_delayer import REPORT_LASTS_MS, RankReport, on_board
 from rota.runtime.exchange.lines import MOST, SharedLines
 from rota.runtime.exchange.place import WORDS, Board
 from tests.runtime.exchange.crew import crew_of
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 WRITES = 100_000
 
@@ -97,7 +97,7 @@ def test_a_line_that_another_process_writes_all_the_time_is_never_torn():
     with crew_of("board") as crew:
         reader, seen = Board(crew.folder / "board", 0), {0}
         crew.begin(1, "hammer", writes=WRITES)
-        ends_at = time.monotonic() + PATIENCE_S
+        ends_at = time.monotonic() + TIMEOUT_S
         while max(seen) < WRITES and time.monotonic() < ends_at:
             for report in reader.share(at_work(now_ms=0))[1:]:
                 number = report.running

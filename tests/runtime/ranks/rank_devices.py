@@ -17,10 +17,10 @@ from rota.core.config import EngineConfig, ModelConfig, SchedulerConfig
 from rota.core.ids import AdapterId
 from rota.core.messages import AdapterReady, Message
 from rota.core.plan import StepPlan
-from rota.runtime.patience import Patience
 from rota.runtime.ranks.lead import Agreement, build_ranks
 from rota.runtime.ranks.meeting import Meeting
 from rota.runtime.supervisor import SupervisedService
+from rota.runtime.timeouts import EngineTimeouts
 from tests.fakes import FakeDevice, FakeTicket, alphabet
 from tests.runtime.services import SLOW, Listener
 from tests.waiting import until
@@ -70,12 +70,12 @@ def _note_of(folder: Path, rank: int, replica: int) -> Path:
 def supervised_ranks(
     make_device: Callable[[EngineConfig], Any],
     size: int = 2,
-    patience: Patience | None = None,
-    rank_patience: Patience | None = None,
+    timeouts: EngineTimeouts | None = None,
+    rank_timeouts: EngineTimeouts | None = None,
     depth: Literal[1, 2] = 2,
 ) -> Iterator[tuple[SupervisedService, Listener]]:
     config = config_of(size, depth)
-    service = SupervisedService(partial(build_ranks, make_device, config, rank_patience), config, patience)
+    service = SupervisedService(partial(build_ranks, make_device, config, rank_timeouts), config, timeouts)
     listener = Listener()
     service.start(listener)
     try:
@@ -170,7 +170,7 @@ def hasty_leader(folder: Path, config: EngineConfig) -> FakeDevice:
     return late_follower(folder, config)
 
 
-class Companion(FakeDevice):
+class ServiceTask(FakeDevice):
     """Fails at its third step, because rank 2 is killed there."""
 
     folder: Path
@@ -182,12 +182,12 @@ class Companion(FakeDevice):
         return super().submit(plan)
 
 
-def companions(folder: Path, config: EngineConfig) -> FakeDevice:
+def service_tasks(folder: Path, config: EngineConfig) -> FakeDevice:
     """Rank 1 fails for lack of rank 2, once."""
     device = slow_rank(folder, config)
     if config.rank == 1 and not (folder / "failed").exists():
         (folder / "failed").touch()
-        device = Companion(**SLOW.keywords)
+        device = ServiceTask(**SLOW.keywords)
         device.folder = folder
     return device
 

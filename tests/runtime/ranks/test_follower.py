@@ -11,12 +11,12 @@ import zmq
 
 from rota.core.errors import EngineDiedError
 from rota.core.plan import StepPlan, StepResult
-from rota.runtime.pulse import Pulse
+from rota.runtime.heartbeat import Heartbeat
 from rota.runtime.ranks.follower import LEADERLESS, replay, watch_leader
 from rota.runtime.ranks.meeting import CODEC, Numbered, open_line
 from rota.runtime.wire import Stop
 from tests.fakes import FakeDevice, FakeTicket
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import TIMEOUT_S, until
 
 
 class Noted(FakeDevice):
@@ -52,7 +52,7 @@ class Stage:
 
     def _follow(self) -> None:
         try:
-            replay(self.device, self.plans, Pulse(self.beats.append), self._depth)
+            replay(self.device, self.plans, Heartbeat(self.beats.append), self._depth)
         except (EngineDiedError, zmq.ZMQError) as error:
             self.error = error
 
@@ -62,7 +62,7 @@ class Stage:
 
     def stop(self) -> None:
         self.leader.send(CODEC.encode([Stop()]))
-        self._thread.join(PATIENCE_S)
+        self._thread.join(TIMEOUT_S)
         assert not self._thread.is_alive()
 
 
@@ -119,11 +119,11 @@ def test_a_follower_whose_leader_is_gone_ends_unless_it_was_told_to(is_over):
     watch_leader(plans, told, codes.append)
     plans.connect(f"tcp://127.0.0.1:{port}")
     plans.send(b"hello")
-    assert leader.poll(int(PATIENCE_S * 1000))
+    assert leader.poll(int(TIMEOUT_S * 1000))
     if is_over:
         told.set()
     leader.close()
 
     # Time is what is tested: a follower that was told to stop is left alone for as long as another needs to end.
-    assert until(lambda: codes == [LEADERLESS], 1.5 if is_over else PATIENCE_S) == (not is_over)
+    assert until(lambda: codes == [LEADERLESS], 1.5 if is_over else TIMEOUT_S) == (not is_over)
     context.destroy(linger=0)

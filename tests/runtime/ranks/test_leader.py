@@ -11,20 +11,20 @@ import pytest
 from rota.core.errors import ConfigError, EngineDiedError, FaultCode
 from rota.core.events import AdapterAdded, AdapterRefused, EngineRestarted, FinishReason
 from rota.core.ids import AdapterId
-from rota.runtime.patience import Patience
+from rota.runtime.timeouts import EngineTimeouts
 from tests.builders import add_adapter, submit
 from tests.fakes import continuation
 from tests.processes import is_alive
 from tests.runtime.ranks.rank_devices import (
     Refusal,
     Unreadable,
-    companions,
     gapped_leader,
     hasty_leader,
     late_follower,
     listening_at,
     picky_follower,
     pid_of,
+    service_tasks,
     slow_rank,
     supervised_ranks,
 )
@@ -64,7 +64,7 @@ def test_a_rank_that_is_killed_under_load_ends_its_replicas_requests_and_all_ran
 
 
 def test_a_rank_that_fails_for_lack_of_another_is_not_taken_for_the_cause(tmp_path):
-    with supervised_ranks(partial(companions, tmp_path), 3) as (service, listener):
+    with supervised_ranks(partial(service_tasks, tmp_path), 3) as (service, listener):
         service.send(submit("lost", max_new_tokens=LONG))
 
         message = listener.wait_for_ending("lost").fault.message
@@ -87,8 +87,8 @@ def test_ranks_leave_no_file_and_are_reached_from_this_machine_alone(tmp_path, m
 @pytest.mark.parametrize("is_idle", [False, True], ids=["busy", "idle"])
 def test_a_follower_that_hangs_is_named_and_all_ranks_start_again(tmp_path, is_idle):
     # Time is what is tested: the supervisor itself would wait much longer.
-    patience = Patience(silence_s=2.0)
-    with supervised_ranks(partial(slow_rank, tmp_path), rank_patience=patience) as (service, listener):
+    timeouts = EngineTimeouts(silence_s=2.0)
+    with supervised_ranks(partial(slow_rank, tmp_path), rank_timeouts=timeouts) as (service, listener):
         service.wait_until_ready()
         if not is_idle:
             service.send(submit("open", max_new_tokens=LONG))

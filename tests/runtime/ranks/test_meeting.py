@@ -17,7 +17,7 @@ from rota.runtime.ranks.processes import FollowerJob
 from tests.builders import capacity
 from tests.fakes import FakeDevice
 from tests.runtime.ranks.rank_devices import config_of
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 SECRET = "known to the ranks"
 
@@ -40,9 +40,7 @@ class Guest(threading.Thread):
         super().__init__(daemon=True)
         self._plans = open_line(context, zmq.DEALER)
         self._plans.connect(meeting.address)
-        self._job = FollowerJob(
-            make_device=FakeDevice, config=config, address="there", secret=secret, meet_s=PATIENCE_S
-        )
+        self._job = FollowerJob(make_device=FakeDevice, config=config, address="there", secret=secret, meet_s=TIMEOUT_S)
         self.answer: Welcome | Exception | None = None
         self.start()
 
@@ -67,12 +65,12 @@ def test_ranks_that_are_alike_are_welcomed_by_names_of_their_own(context):
     meeting = meeting_of(3, context)
     guests = [guest(context, meeting, rank, 3) for rank in (2, 1)]
 
-    meeting.gather(no_complaint, PATIENCE_S)
+    meeting.gather(no_complaint, TIMEOUT_S)
     meeting.compare(facts(config_of(3)))
     names = meeting.welcome("tcp://engines:1", "tcp://reports:2")
 
     for each in guests:
-        each.join(PATIENCE_S)
+        each.join(TIMEOUT_S)
     assert {names[each.answer.name] for each in guests} == {1, 2}
     assert {(each.answer.meeting, each.answer.reports) for each in guests} == {("tcp://engines:1", "tcp://reports:2")}
 
@@ -87,7 +85,7 @@ def test_a_rank_that_does_not_arrive_is_named(context):
 
 def test_a_process_that_ends_before_it_arrives_is_not_waited_for(context):
     with pytest.raises(EngineDiedError, match="killed"):
-        meeting_of(2, context).gather(lambda: "It was killed.", PATIENCE_S)
+        meeting_of(2, context).gather(lambda: "It was killed.", TIMEOUT_S)
 
 
 def test_a_stranger_is_not_heard(context):
@@ -105,8 +103,8 @@ def test_a_rank_of_another_group_is_refused_and_told_so(context, rank, size):
 
     sentence = f"Rank {rank} of {size} came to a meeting of 2 ranks"
     with pytest.raises(ConfigError, match=sentence):
-        meeting.gather(no_complaint, PATIENCE_S)
-    other.join(PATIENCE_S)
+        meeting.gather(no_complaint, TIMEOUT_S)
+    other.join(TIMEOUT_S)
     assert sentence in str(other.answer)
 
 
@@ -114,13 +112,13 @@ def test_ranks_with_other_flags_are_refused_and_all_are_told_which_differs_in_wh
     meeting = meeting_of(3, context)
     other = replace(config_of(3, dtype="float16"), rank=2)
     guests = [guest(context, meeting, 1, 3), Guest(context, meeting, other)]
-    meeting.gather(no_complaint, PATIENCE_S)
+    meeting.gather(no_complaint, TIMEOUT_S)
 
     sentence = "rank 2 has float16 for --dtype, and rank 0 has auto"
     with pytest.raises(ConfigError, match=sentence):
         meeting.compare(facts(config_of(3)))
     for each in guests:
-        each.join(PATIENCE_S)
+        each.join(TIMEOUT_S)
         assert sentence in str(each.answer)
 
 

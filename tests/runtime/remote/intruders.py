@@ -11,7 +11,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from rota.runtime.remote.line import KeyPair
 from rota.runtime.wire import Stop, encode
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 _HANDSHAKE = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -46,7 +46,7 @@ def with_noise(address: str, _: str) -> bool:
     """It speaks another language, and is let in if it hears more than a greeting."""
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     heard = bytearray()
-    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as line, suppress(ConnectionResetError):
+    with socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as line, suppress(ConnectionResetError):
         line.sendall(b"GET / HTTP/1.1\r\nHost: engine\r\n\r\n")
         while piece := line.recv(4096):
             heard += piece
@@ -60,7 +60,7 @@ def with_a_giant(address: str, _: str) -> bool:
     long_command, size = b"\x06", (1 << 30).to_bytes(8, "big")
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     with (
-        socket.create_connection((host, int(port)), timeout=PATIENCE_S) as line,
+        socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as line,
         suppress(ConnectionResetError, BrokenPipeError),
     ):
         line.sendall(greeting + long_command + size)
@@ -78,7 +78,7 @@ def _is_let_in(address: str, keys: KeyPair | None, port_key: str) -> bool:
         monitor = stranger.get_monitor_socket(_HANDSHAKE)
         stranger.connect(address)
         stranger.send(encode([Stop()]))
-        assert monitor.poll(int(PATIENCE_S * 1000.0)), "the port says neither yes nor no"
+        assert monitor.poll(int(TIMEOUT_S * 1000.0)), "the port says neither yes nor no"
         return parse_monitor_message(monitor.recv_multipart())["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rota.core.events import FinishReason
-from rota.runtime.patience import Patience
+from rota.runtime.timeouts import EngineTimeouts
 from tests.builders import submit
 from tests.processes import is_alive
 from tests.runtime.remote.elsewhere import Elsewheres
@@ -26,7 +26,7 @@ EVENTS, MESSAGES = 0, 1  # which relay: the front's address is told first
 def test_a_line_that_breaks_is_not_mended(what, line, reason):
     with relays() as between:
         elsewheres = Elsewheres(between.detour)
-        with supervised(SLOW, Patience(silence_s=2.0), elsewheres.new_engine) as (service, listener):
+        with supervised(SLOW, EngineTimeouts(silence_s=2.0), elsewheres.new_engine) as (service, listener):
             service.send(submit("lost", max_new_tokens=LONG))
             listener.wait_for_tokens("lost")
             first = service.engine_pid

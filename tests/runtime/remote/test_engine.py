@@ -9,8 +9,8 @@ import pytest
 
 from rota.core.errors import EngineDiedError, FaultCode, ModelError
 from rota.core.events import AdapterAdded, EngineRestarted, FinishReason
-from rota.runtime.patience import Patience
 from rota.runtime.service import ServicePhase
+from rota.runtime.timeouts import EngineTimeouts
 from tests.builders import abort, add_adapter, submit
 from tests.fakes import FakeDevice, continuation
 from tests.processes import is_alive
@@ -88,7 +88,7 @@ def test_last_words_of_a_start_arrive():
 
 
 def test_an_engine_that_says_nothing_is_killed_and_started_again():
-    with supervised(SLOW, Patience(silence_s=2.0), Elsewheres().new_engine) as (service, listener):
+    with supervised(SLOW, EngineTimeouts(silence_s=2.0), Elsewheres().new_engine) as (service, listener):
         service.send(submit("open", max_new_tokens=LONG))
         listener.wait_for_tokens("open")
         first = service.engine_pid

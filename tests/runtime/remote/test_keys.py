@@ -10,7 +10,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from rota.runtime.remote.line import KeyPair, connect, listen
 from tests.runtime.remote.elsewhere import HOST
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 
 @contextmanager
@@ -33,7 +33,7 @@ def test_a_connection_whose_peer_is_gone_ends_by_the_kernels_own_limits(side, ev
         sockets = {"front": context.socket(zmq.PULL), "engine": context.socket(zmq.PUSH)}
         monitor = sockets[side].get_monitor_socket(event)
         connect(sockets["engine"], KeyPair.new(), listen(sockets["front"], keys, HOST), keys.public)
-        assert monitor.poll(PATIENCE_S * 1000.0)
+        assert monitor.poll(TIMEOUT_S * 1000.0)
         file = parse_monitor_message(monitor.recv_multipart())["value"]
 
         with socket.socket(fileno=os.dup(file)) as connection:

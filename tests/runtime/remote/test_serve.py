@@ -18,7 +18,7 @@ from tests.fakes import FakeDevice
 from tests.processes import is_alive
 from tests.runtime.remote.elsewhere import HOST, NearElsewhere
 from tests.runtime.services import Listener
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 NOT_HERE = "203.0.113.1"  # an address for documentation, which no machine has
 
@@ -43,10 +43,10 @@ def test_an_engine_ends_when_its_front_is_gone():
 
     with front_line() as line:
         elsewhere.start(Invitation(line.listen(HOST), line.public_key), partial(on_joined, line))
-        assert line.inbox.poll(PATIENCE_S * 1000.0)
+        assert line.inbox.poll(TIMEOUT_S * 1000.0)
         assert isinstance(receive_all(line.inbox)[0], Ready)
 
-    elsewhere.join(PATIENCE_S)
+    elsewhere.join(TIMEOUT_S)
     assert elsewhere.exitcode == LINE_LOST
     assert not is_alive(elsewhere.joined.pid)
 

@@ -18,11 +18,11 @@ from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, Engin
 from rota.core.ids import AdapterId
 from rota.core.messages import RemoveAdapter
 from rota.core.request import Request
-from rota.runtime.patience import Patience
 from rota.runtime.replicas.service import ReplicatedService
 from rota.runtime.routing.router import Router
 from rota.runtime.service import BuildDevice, ServicePhase
 from rota.runtime.supervisor import SupervisedService
+from rota.runtime.timeouts import EngineTimeouts
 from rota.runtime.world import Device
 from tests.builders import abort, add_adapter, submit
 from tests.fakes import FakeTicket, continuation
@@ -38,10 +38,10 @@ ADAPTERS = (1, 2, 3)
 
 @contextmanager
 def replicated(
-    build: BuildDevice = SLOW, replicas: int = 2, patience: Patience | None = None
+    build: BuildDevice = SLOW, replicas: int = 2, timeouts: EngineTimeouts | None = None
 ) -> Iterator[tuple[ReplicatedService, Listener]]:
     """Requests go to the replicas in turn."""
-    engines = [SupervisedService(build, one, patience) for one in configs(None, replicas)]
+    engines = [SupervisedService(build, one, timeouts) for one in configs(None, replicas)]
     service, listener = ReplicatedService(engines, Router(replicas, "round-robin")), Listener()
     service.start(listener)
     try:
@@ -230,8 +230,8 @@ def test_an_adapter_that_one_replica_cannot_read_again_is_served_by_the_other(tm
 
 def test_a_replica_that_keeps_dying_is_given_up_on_and_the_process_goes_on_until_the_last_one(tmp_path, caplog):
     mark = tmp_path / "doom"
-    patience = Patience(quick_deaths=2, pause_s=0.01, quick_death_s=60.0)
-    with replicated(partial(DoomedDevice, mark), patience=patience) as (service, listener):
+    timeouts = EngineTimeouts(quick_deaths=2, pause_s=0.01, quick_death_s=60.0)
+    with replicated(partial(DoomedDevice, mark), timeouts=timeouts) as (service, listener):
         add(service, listener, 1)
         mark.touch()
         os.kill(pids_of(service)[1], signal.SIGKILL)

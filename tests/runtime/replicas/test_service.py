@@ -24,7 +24,7 @@ from tests.builders import abort, add_adapter, submit
 from tests.fakes import FakeDevice, continuation, folded
 from tests.runtime.services import LONG, SLOW, Listener
 from tests.server.engines import configs
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import TIMEOUT_S, until
 from tests.worlds import endings, outputs
 
 
@@ -160,7 +160,7 @@ def test_it_is_ready_when_the_last_replica_is():
     may_start = threading.Event()
 
     def late() -> FakeDevice:
-        assert may_start.wait(PATIENCE_S)
+        assert may_start.wait(TIMEOUT_S)
         return FakeDevice()
 
     with replicated(FakeDevice, late) as (service, _):
@@ -186,7 +186,7 @@ def test_a_replica_joins_a_service_of_one_and_serves_its_adapters():
         may_start = threading.Event()
 
         def late() -> FakeDevice:
-            assert may_start.wait(PATIENCE_S)
+            assert may_start.wait(TIMEOUT_S)
             return SLOW()
 
         assert service.add(newcomer(service, late)) == 1
@@ -280,8 +280,8 @@ def test_a_tenants_limit_holds_over_all_replicas_at_every_moment():
 
     def says(tokens: Sequence[int]) -> int:
         """Nobody begins before all have asked, and nobody ends before three have begun."""
-        assert are_sent.wait(PATIENCE_S)
-        assert len(tokens) < 30 or three_run.wait(PATIENCE_S)
+        assert are_sent.wait(TIMEOUT_S)
+        assert len(tokens) < 30 or three_run.wait(TIMEOUT_S)
         return folded(tokens)
 
     acme = Tenant(name="acme", max_running=3)
@@ -338,7 +338,7 @@ def test_the_layers_above_work_over_several_engines_as_over_one():
     assert service.wait_until_ready().slots == 2
     for name, adapter in (("a", 1), ("b", 2), ("c", 1)):
         service.send(submit(name, max_new_tokens=20, adapter=AdapterId(adapter)))
-    service.drain(PATIENCE_S)
+    service.drain(TIMEOUT_S)
 
     assert {one.reason for one in endings(listener.events).values()} == {FinishReason.LENGTH}
     assert service.state.phase is ServicePhase.CLOSING

@@ -15,10 +15,10 @@ from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, Engin
 from rota.core.ids import AdapterId, RequestId
 from rota.core.messages import Abort, Explain, Inspect, RemoveAdapter
 from rota.core.tenant import Tenant
-from rota.runtime.patience import Patience
 from rota.runtime.replicas.service import ReplicatedService
 from rota.runtime.service import ServicePhase
 from rota.runtime.supervisor import SupervisedService
+from rota.runtime.timeouts import EngineTimeouts
 from tests.builders import add_adapter, submit
 from tests.fakes import FakeDevice
 from tests.processes import is_alive
@@ -76,8 +76,8 @@ class Storm:
 @pytest.mark.long("a storm of a minute, in which replicas die every few seconds")
 def test_whatever_happens_every_request_ends_once_and_nothing_is_left_over():
     dice = random.Random(7)
-    patience = Patience(quick_death_s=0.0)  # they die again and again, and must not be given up on
-    engines = [SupervisedService(partial(FakeDevice, step_s=0.005), one, patience) for one in configs(None, 3)]
+    timeouts = EngineTimeouts(quick_death_s=0.0)  # they die again and again, and must not be given up on
+    engines = [SupervisedService(partial(FakeDevice, step_s=0.005), one, timeouts) for one in configs(None, 3)]
     service, listener = ReplicatedService(engines[:1]), Listener()
     service.start(listener)
     service.wait_until_ready()

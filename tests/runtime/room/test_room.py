@@ -15,7 +15,7 @@ import pytest
 from rota.runtime.room.job import JobOutcome, JobReply, Kind, QueueBounds
 from rota.runtime.room.room import FullError, Room
 from tests.processes import is_alive, run_program
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import TIMEOUT_S, until
 
 
 def nothing(_: object) -> None:
@@ -53,7 +53,7 @@ def fail(_tools: object, part: bytes) -> bytes:
     raise ZeroDivisionError(part.decode())
 
 
-WHOSE = Kind(work=whose, wall_s=PATIENCE_S)
+WHOSE = Kind(work=whose, wall_s=TIMEOUT_S)
 
 
 def kind(work: object, **limits: float) -> Kind:
@@ -70,7 +70,7 @@ def room() -> Iterator[Room]:
 
 
 def reply(room: Room, kind: Kind, part: bytes = b"") -> JobReply:
-    return room.submit("acme", kind, part).result(PATIENCE_S)
+    return room.submit("acme", kind, part).result(TIMEOUT_S)
 
 
 def test_jobs_are_done_in_one_copy_until_it_must_be_ended(room):
@@ -144,8 +144,8 @@ def test_a_job_that_nobody_waits_for_any_more_is_not_done(room):
     running = room.submit("acme", kind(match_for_ever, wall_s=0.5), b"")
     given_up, kept = room.submit("acme", WHOSE, b""), room.submit("acme", WHOSE, b"")
     assert given_up.cancel()
-    assert running.result(PATIENCE_S).outcome is JobOutcome.OVERDUE
-    assert kept.result(PATIENCE_S).outcome is JobOutcome.DONE
+    assert running.result(TIMEOUT_S).outcome is JobOutcome.OVERDUE
+    assert kept.result(TIMEOUT_S).outcome is JobOutcome.DONE
 
 
 def test_nothing_is_imported_from_the_working_folder(tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ from rota.runtime.loop import run
 from rota.runtime.promises import Promises
 from rota.runtime.service import Deliver, ServicePhase, ServiceState, StateBoard, refuse
 from rota.scheduler import Scheduler
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 from tests.watchful import WatchfulDevice
 
 REPORTS = (AdapterFetched, AdapterReady, AdapterFailed)
@@ -79,7 +79,7 @@ class SteppedInbox:
 
     def wait_for_reports(self, count: int) -> None:
         with self._changed:
-            assert self._changed.wait_for(lambda: self.reported >= count, PATIENCE_S), "a read or a copy has no end"
+            assert self._changed.wait_for(lambda: self.reported >= count, TIMEOUT_S), "a read or a copy has no end"
 
     def step(self) -> None:
         self._go.release()
@@ -87,7 +87,7 @@ class SteppedInbox:
 
     def stand(self) -> None:
         """Wait until the loop asks for messages, or has ended."""
-        assert self._stands.acquire(timeout=PATIENCE_S), "a pass of the loop does not end"
+        assert self._stands.acquire(timeout=TIMEOUT_S), "a pass of the loop does not end"
 
     def end(self) -> None:
         """The loop has ended, and asks no more."""
@@ -213,14 +213,14 @@ class SteppedService:
     @property
     def is_running(self) -> bool:
         """Is an answer being given?"""
-        return self.device is not None and any(group.running for group in self.scheduler._books.groups.values())
+        return self.device is not None and any(group.running for group in self.scheduler._state.groups.values())
 
     @property
     def users(self) -> dict[AdapterId, int]:
         """The open requests of each version that the scheduler knows."""
         if self.device is None:
             return {}
-        return {adapter_id: group.users for adapter_id, group in self.scheduler._books.groups.items()}
+        return {adapter_id: group.users for adapter_id, group in self.scheduler._state.groups.items()}
 
     @property
     def owes(self) -> list[Any]:
@@ -235,7 +235,7 @@ class SteppedService:
             self._join()
 
     def _join(self) -> None:
-        self._thread.join(PATIENCE_S)
+        self._thread.join(TIMEOUT_S)
         assert not self._thread.is_alive(), "the loop does not end"
         assert self.device is not None
         self.mixed |= self.device.watch.mixed

@@ -13,7 +13,7 @@ from rota.core.ids import AdapterId, RequestId
 from rota.core.request import Request
 from rota.server.access.keys import MAX_ASKED_PRIORITY
 from rota.server.streams import CallReply
-from rota.server.traffic.traffic import LOWEST_PRIORITY, PATIENCE_S, ROWS_PER_COPY, TENANT, Shadows
+from rota.server.traffic.traffic import LOWEST_PRIORITY, ROWS_PER_COPY, TENANT, TIMEOUT_S, Shadows
 from tests.builders import request
 from tests.scheduler.stage import Stage, seated
 
@@ -90,7 +90,7 @@ def test_the_smallest_server_has_room_for_one_copy():
 def test_a_copy_that_takes_too_long_is_ended_and_makes_room():
     post = Post(rows=1)
     post.copy("a")
-    post.now = PATIENCE_S
+    post.now = TIMEOUT_S
     post.copy("b")
 
     assert [reply.is_closed for reply in post.replies] == [True, False]

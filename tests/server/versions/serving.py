@@ -19,7 +19,7 @@ import httpx
 from rota.core.ids import Row
 from rota.core.messages import AdapterFailed, AdapterFetched, Message
 from tests.server.endless import EndlessDevice
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 CONFIG = json.dumps({"peft_type": "LORA", "r": 8})
 
@@ -92,7 +92,7 @@ class Paused:
     def __init__(self, url: str, key: str, name: str, body: bytes, config: str = CONFIG) -> None:
         address = urlsplit(url)
         assert address.hostname
-        self._connection = HTTPConnection(address.hostname, address.port, timeout=PATIENCE_S)
+        self._connection = HTTPConnection(address.hostname, address.port, timeout=TIMEOUT_S)
         self._connection.putrequest("PUT", f"/v1/adapters/{name}?{urlencode({'config': config})}")
         headers = {"x-api-key": key, "content-type": "application/octet-stream", "content-length": str(len(body))}
         for header, value in (headers | {"expect": "100-continue"}).items():

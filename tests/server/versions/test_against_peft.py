@@ -21,7 +21,7 @@ from tests.server.letters import error_of
 from tests.server.running import running
 from tests.server.versions.serving import put, send
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 PROMPT, NEW_TOKENS = (5, 9, 77, 130, 4), 16
 ASKED = {"prompt": list(PROMPT), "temperature": 0, "max_tokens": NEW_TOKENS, "ignore_eos": True}
@@ -44,7 +44,7 @@ def test_answers_before_and_after_an_update_are_those_of_peft_with_the_version_t
         running(create_app(service, Tokenizer(folder), registry)) as url,
         httpx.Client(base_url=url) as client,
     ):
-        service.wait_until_ready(PATIENCE_S)
+        service.wait_until_ready(TIMEOUT_S)
 
         def ask(name: str) -> tuple[str, list[int]]:
             body = {**ASKED, "model": name, "return_token_ids": True}

@@ -29,7 +29,7 @@ from tests.server.letters import error_of
 from tests.server.running import running
 from tests.server.storm.library import Library, Part, make_library
 from tests.server.versions.serving import CONFIG, send, weights
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import TIMEOUT_S, until
 
 OPERATOR, ACME = Key("operator"), Key("acme", frozenset({"legal", "acme-*"}), may_operate=False, adapter_root="/a")
 RING = KeyRing({digest_of(key.name): key for key in (OPERATOR, ACME)})
@@ -88,7 +88,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     try:
         with running(app) as url, httpx.Client(base_url=url) as client:
             client.headers["x-api-key"] = OPERATOR.name
-            service.wait_until_ready(PATIENCE_S)
+            service.wait_until_ready(TIMEOUT_S)
             stage = Stage(client, library, spools)
             stage.put("legal", {"path": str(library.path("b")), "mode": "stage"}).raise_for_status()
             stage.put("legal/route", ROUTE).raise_for_status()

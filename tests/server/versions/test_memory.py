@@ -25,7 +25,7 @@ from tests.server.engines import engines
 from tests.server.running import running
 from tests.server.versions.serving import ask, put, send, versions
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import TIMEOUT_S, until
 
 # More than the history of a name holds, and than any queue of recent things that a few updates fill.
 FIRST, THEN = 30, 60
@@ -47,7 +47,7 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Cl
         running(create_app(service, Tokenizer(folder), registry)) as url,
         httpx.Client(base_url=url) as client,
     ):
-        service.wait_until_ready(PATIENCE_S)
+        service.wait_until_ready(TIMEOUT_S)
         yield client
 
 

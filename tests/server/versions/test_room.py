@@ -19,7 +19,7 @@ from rota.server.access.keys import Key, KeyRing, digest_of
 from rota.server.adapters.room import MOST_UPLOADS, KeyRoom
 from tests.server.letters import error_of, serving
 from tests.server.versions.serving import CONFIG, Paused, SlowDevice, put, send, weights
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import TIMEOUT_S, until
 
 ACME, BIRDS = (Key(name, frozenset({f"{name}-*"}), may_operate=False, adapter_root="/a") for name in ("acme", "birds"))
 BODY = weights(size=4096)
@@ -30,7 +30,7 @@ def served(folder: Path, acme: Key = ACME) -> Iterator[tuple[httpx.Client, httpx
     """A client of each key."""
     ring = KeyRing({digest_of(key.name): key for key in (Key("boss"), acme, BIRDS)})
     with serving(folder, SlowDevice(), keys=ring) as client, ExitStack() as stack:
-        options = {"base_url": client.base_url, "timeout": PATIENCE_S, "verify": False}
+        options = {"base_url": client.base_url, "timeout": TIMEOUT_S, "verify": False}
         both = [httpx.Client(headers={"x-api-key": name}, **options) for name in ("acme", "birds")]
         yield stack.enter_context(both[0]), stack.enter_context(both[1])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rota.text.said import CallPiece, Said
+from rota.text.parsed_delta import CallPiece, ParsedDelta
 from tests.text.tools.spoken import heard, said_by
 
 ROME = '{"city": "Rome"}'
@@ -98,14 +98,14 @@ def test_a_calls_first_piece_has_its_id_and_name_and_the_others_its_arguments_as
     text = ["<tool_call>", '{"name": "weather"', ', "arguments": ', '{"ci', 'ty": 1', "}}", "</tool_call>"]
 
     assert [said for said in said_by("hermes", text) if said] == [
-        Said(calls=(CallPiece(index=0, call_id="call_1", name="weather"),)),
-        Said(calls=(CallPiece(index=0, arguments='{"city": 1'),)),
-        Said(calls=(CallPiece(index=0, arguments="}"),)),
+        ParsedDelta(calls=(CallPiece(index=0, call_id="call_1", name="weather"),)),
+        ParsedDelta(calls=(CallPiece(index=0, arguments='{"city": 1'),)),
+        ParsedDelta(calls=(CallPiece(index=0, arguments="}"),)),
     ]
 
 
 def test_parallel_calls_have_numbers():
-    said = sum(said_by("json", [f"[{CALL},{CALL}]"]), Said())
+    said = sum(said_by("json", [f"[{CALL},{CALL}]"]), ParsedDelta())
 
     assert [(piece.index, bool(piece.name)) for piece in said.calls] == [(0, True), (0, False), (1, True), (1, False)]
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from rota.engine.attention.triton_decode import combine_heads_kernel, decode_kernel
 from rota.engine.attention.triton_prefill import COMBINED_ROWS, combine_kernel, prefill_kernel
 from rota.engine.attention.triton_shares import CutBounds, share_chunks, share_decodes
-from rota.engine.chain import chained
 from rota.engine.layer_cache import LayerCache
+from rota.engine.programmatic_launch import programmatic
 from rota.engine.step.device_step import DeviceStep, PrefillPart
 
 # ── triton tuning ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -181,13 +181,13 @@ class TritonAttention:
             shares.taken, output, partial, logs, self._ended, self._scale, shares.calls,
             *_strides(query, cache, step.tables), **shape, GROUP=group, BLOCK_SIZE=block_size, TILE=tile,
             APART=is_apart, GROUP_TILE=max(SMALLEST_DOT, triton.next_power_of_2(group)),
-            GROUP_ROWS=triton.next_power_of_2(group), OPERAND=self._operand(query, cache), **chained(query),
+            GROUP_ROWS=triton.next_power_of_2(group), OPERAND=self._operand(query, cache), **programmatic(query),
             num_warps=max(tuning.warps, shape["DIMS"] // 128), num_stages=tuning.stages, maxnreg=tuning.registers,
         )  # fmt: skip
         shares.calls += 1
         if is_apart:
             combine_heads_kernel[(heads, step.decodes)](
-                shares.ranges, output, partial, logs, **shape, **chained(query), num_warps=4
+                shares.ranges, output, partial, logs, **shape, **programmatic(query), num_warps=4
             )
         return output
 

@@ -31,7 +31,7 @@ from rota.engine.attention.triton_tile import (
     settled,
     weigh,
 )
-from rota.engine.chain import follow
+from rota.engine.programmatic_launch import follow
 
 # Pieces that a program combines at a time: with 16 of them it takes 193 registers instead of 128, so that four programs
 # and not six run at once on a processor (80 x 600 tokens: 65 instead of 53 us).
@@ -155,9 +155,9 @@ def decode_kernel(
     TILE: tl.constexpr,
     APART: tl.constexpr,  # `combine_heads_kernel` follows
     OPERAND: tl.constexpr,  # what tl.dot multiplies
-    CHAINED: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr,
 ):  # fmt: skip
-    follow(CHAINED)
+    follow(PROGRAMMATIC)
     kv_head, index = tl.program_id(0), tl.program_id(1)
     in_group, dims = tl.arange(0, GROUP_TILE), tl.arange(0, DIMS)
     heads = kv_head * GROUP + in_group
@@ -198,10 +198,10 @@ def combine_heads_kernel(
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIMS: tl.constexpr,
-    CHAINED: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr,
 ):
     """Combine the pieces of one (row, head): for few rows, all of which are cut, quicker than their last programs."""
-    follow(CHAINED)
+    follow(PROGRAMMATIC)
     head, decode = tl.program_id(0), tl.program_id(1)
     first, pieces = tl.load(ranges + 2 * decode), tl.load(ranges + 2 * decode + 1)
     if pieces > 1:

@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from rota.engine.trials import chosen
+from rota.engine.autotune import chosen
 from rota.machine import usable_processors
 
 # A step of up to this many tokens is small.

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from rota.engine.families.family import Kernels
 from rota.engine.layer_cache import LayerCache
-from rota.engine.lora.open_product import Output, closed
+from rota.engine.lora.deferred import Output, closed
 from rota.engine.model.linear import Linear, Projection, tune_gemms
 from rota.engine.model.rotary import rotary_table
 from rota.engine.model.spec import ModelSpec
@@ -34,7 +34,7 @@ class Decoder:
         self._with_adapters = kernels.with_adapters
         self._open_sites = kernels.open_sites
         self.group = kernels.group
-        self._ends = kernels.ends
+        self._embed_head = kernels.embed_head
         self._windows = [window or 0 for window in spec.windows] or [0] * spec.layers  # as attention takes it
         self._rotaries = self._tables(weights.embedding.device)
 
@@ -63,8 +63,8 @@ class Decoder:
     def logits(self, hidden: Tensor, out: Tensor | None = None, lora: LoraBatch | None = None) -> Tensor:
         """[n, this rank's tokens] in the model's precision, into `out` if given; pass only the rows that sample."""
         logits = self._head(hidden, out)
-        if lora is not None and self._ends is not None:
-            self._ends.head(logits, hidden, lora)
+        if lora is not None and self._embed_head is not None:
+            self._embed_head.head(logits, hidden, lora)
         return logits
 
     def _head(self, hidden: Tensor, out: Tensor | None) -> Tensor:
@@ -77,8 +77,8 @@ class Decoder:
 
     def embed(self, step: DeviceStep) -> Tensor:
         x = functional.embedding(step.token_ids, self.weights.embedding)
-        if step.lora is not None and self._ends is not None:
-            self._ends.embed(x, step.token_ids, step.lora)
+        if step.lora is not None and self._embed_head is not None:
+            self._embed_head.embed(x, step.token_ids, step.lora)
         return x
 
     def project(self, projection: Projection, x: Tensor, step: DeviceStep, layer: int, site: str) -> Tensor:

@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from rota.engine.attention.protocol import Attention
-from rota.engine.lora.embed_head import Ends
-from rota.engine.lora.open_product import Output
+from rota.engine.lora.deferred import Output
+from rota.engine.lora.embed_head import EmbedHead
 from rota.engine.model.config_file import ConfigFile
 from rota.engine.model.linear import Projection
 from rota.engine.model.protocol import Model
@@ -31,7 +31,7 @@ class Kernels:
     attention: Attention
     with_adapters: ProjectWithAdapters | None = None  # None: no step has adapters
     group: RankGroup = ONE_RANK  # ranks that each hold a part of the model
-    ends: Ends | None = None  # what adapters add to the embedding and to the head; None: nothing
+    embed_head: EmbedHead | None = None  # what adapters add to the embedding and to the head; None: nothing
     # By site: up to how many decodes the operation behind a product adds the adapters' part.
     open_sites: Mapping[str, int] = field(default_factory=lambda: OPEN_SITES)
 

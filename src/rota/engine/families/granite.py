@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rota.engine.families.family import Family
 from rota.engine.families.pre_norm import PreNormModel, pre_norms
-from rota.engine.lora.open_product import Output, closed
+from rota.engine.lora.deferred import Output, closed
 from rota.engine.model.config_file import ConfigFile
 from rota.engine.model.spec import ModelSpec, common_fields, only_silu
 from rota.engine.step.device_step import DeviceStep, LoraBatch

@@ -8,7 +8,7 @@ from torch import Tensor
 from rota.engine.families.decoder import Decoder
 from rota.engine.families.family import Family
 from rota.engine.layer_cache import LayerCache
-from rota.engine.lora.open_product import closed
+from rota.engine.lora.deferred import closed
 from rota.engine.model.config_file import ConfigFile
 from rota.engine.model.spec import ModelSpec, common_fields, only_silu
 from rota.engine.step.device_step import DeviceStep

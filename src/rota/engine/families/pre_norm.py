@@ -8,7 +8,7 @@ from torch import Tensor
 from rota.engine.families.decoder import Decoder, HeadNorms
 from rota.engine.families.family import Kernels
 from rota.engine.layer_cache import LayerCache
-from rota.engine.lora.open_product import Output
+from rota.engine.lora.deferred import Output
 from rota.engine.model.spec import ModelSpec
 from rota.engine.step.device_step import DeviceStep
 from rota.engine.weights.load import LayerWeights, Weights

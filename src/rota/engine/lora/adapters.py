@@ -21,11 +21,11 @@ from rota.core.messages import AdapterFailed, Message
 from rota.core.plan import Load, StepPlan
 from rota.engine.lora.bank import Bank
 from rota.engine.lora.batch import BatchFrame, make_batch, tile_size_for
-from rota.engine.lora.embed_head import Ends
+from rota.engine.lora.deferred import Output
+from rota.engine.lora.embed_head import EmbedHead
 from rota.engine.lora.host import HostAdapter
 from rota.engine.lora.layout import SiteFactors
 from rota.engine.lora.loader import AdapterLoader, PendingCopy
-from rota.engine.lora.open_product import Output
 from rota.engine.model.linear import Projection
 from rota.engine.model.sites import SITES
 from rota.engine.step.device_step import LoraBatch
@@ -54,10 +54,10 @@ class Adapters:
         overlaps: bool,
         ranks: int = 1,
         check: Callable[[Adapter], str] = lambda _: "",
-        ends: Ends | None = None,
+        embed_head: EmbedHead | None = None,
     ) -> None:
         self.bank = bank
-        self.ends = ends
+        self.embed_head = embed_head
         self._check = check
         self._project = project
         self._factors = self._all_factors()
@@ -132,7 +132,7 @@ class Adapters:
     @property
     def has_head(self) -> bool:
         """May an adapter have factors of the head, or a head of its own?"""
-        return self.bank.ends is not None and self.bank.ends.has_head
+        return self.bank.embed_head is not None and self.bank.embed_head.has_head
 
     def batch_of(self, rows: NDArray[np.integer]) -> LoraBatch | None:
         """The batch of one token of each of these rows, for the head; None if their adapters have nothing there."""

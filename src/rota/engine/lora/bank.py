@@ -14,13 +14,13 @@ from rota.core.ids import Slot
 from rota.engine.device import send
 from rota.engine.lora.base import BaseMatrices
 from rota.engine.lora.copies import can_batch, copy_lines, copy_stretches, line_count, lines_of, shares_of, stretches_of
-from rota.engine.lora.embed_head import EndBank
+from rota.engine.lora.embed_head import EmbedHeadBank
 from rota.engine.lora.files.ranks import PAGE_RANK, pages_for
+from rota.engine.lora.gain_bias import SlotGainBias
 from rota.engine.lora.growth import SlotGrowth
 from rota.engine.lora.host import HostAdapter, StackedSite, run_length, stacked_sites
 from rota.engine.lora.layout import SiteFactors, zeros
 from rota.engine.lora.packing import Unpacker, unturned_bytes
-from rota.engine.lora.trims import SlotTrims
 from rota.engine.model.sites import SITES, site_shapes
 from rota.engine.model.spec import ModelSpec
 
@@ -28,7 +28,7 @@ from rota.engine.model.spec import ModelSpec
 # are shorter, one copy into a staging buffer is faster than a copy for each line. Such a buffer is small: a model with
 # 352 lines a slot has one of 22 MiB at most. `benchmarks/adapter_copy.py --stage on off` compares both ways.
 SHORT_LINE_BYTES = 64 << 10
-NO_ANNEXES: Mapping[str, Tensor] = {}
+NOTHING_FUSED: Mapping[str, Tensor] = {}
 NO_ROOM = (
     "The adapter needs memory on the device that could not be had; start the server with this adapter among its "
     "--lora-paths."
@@ -52,7 +52,7 @@ class Bank:
     """The factors of all adapters in slots, per site [layers, places, …]; beyond a slot's rank they are zero.
 
     Each slot has a place of its own, of the largest rank. Or the places are pages, which slots share.
-    A site's A lie in its annex, [layers, places * parts * place_rank, inputs], if it has one.
+    A site's A lie in its fused LoRA A, [layers, places * parts * place_rank, inputs], if it has one.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class Bank:
         max_rank: int,
         dtype: torch.dtype,
         device: torch.device,
-        annexes: Mapping[str, Tensor] = NO_ANNEXES,
+        fused_lora_a: Mapping[str, Tensor] = NOTHING_FUSED,
         has_stage: bool | None = None,
         pages: int = 0,
         base: BaseMatrices | None = None,
-        ends: EndBank | None = None,
+        embed_head: EmbedHeadBank | None = None,
         extras: Extra = Extra.NONE,
         growth: SlotGrowth | None = None,
         unpacks: bool = False,
@@ -74,8 +74,8 @@ class Bank:
         """With a stage, or without it, or by default with it where it pays. With pages, or without them.
 
         Only a bank that `unpacks` takes packed adapters; its copies must be batched.
-        Adapters are read against a `base`. Slots have trims if they are among the `extras`, and factors at the `ends`
-        that are there; with `growth` both may come later.
+        Adapters are read against a `base`. Slots have gains and biases if they are among the `extras`, and
+        factors for `embed_head` if it is there; with `growth` both may come later.
         """
         places, place_rank = (pages, PAGE_RANK) if pages else (slots, max_rank)
         if has_stage is None:
@@ -84,13 +84,13 @@ class Bank:
         self._factor_bytes = places * slot_bytes(spec, place_rank, dtype)
         self._factor_bytes += has_stage * slot_bytes(spec, max_rank, dtype)
         self._factor_bytes += unpacks * unturned_bytes(spec, max_rank, dtype)
-        self.base, self.ends, self.growth = base, ends, growth
+        self.base, self.embed_head, self.growth = base, embed_head, growth
         self._place_rank = place_rank
         self.layers = spec.layers
         self._shapes = site_shapes(spec)
         self._a = [
-            annexes[shape.name].unflatten(1, (places, -1))
-            if shape.name in annexes
+            fused_lora_a[shape.name].unflatten(1, (places, -1))
+            if shape.name in fused_lora_a
             else zeros((spec.layers, places, len(shape.parts) * place_rank, shape.inputs), dtype, device)
             for shape in self._shapes
         ]
@@ -102,8 +102,8 @@ class Bank:
         # By place and site: how many ranks are not zero.
         self._filled = [[0] * len(SITES) for _ in range(places)]
         self._generations = [0] * slots
-        self._trims: SlotTrims | None = None
-        self.extras = Extra.NONE if ends is None else ends.extras
+        self._gain_bias: SlotGainBias | None = None
+        self.extras = Extra.NONE if embed_head is None else embed_head.extras
         self.grow(extras)
         self._is_batching = can_batch(device)
         self._unpacker = Unpacker(self._a, self._b, self._shapes, max_rank) if unpacks else None
@@ -120,25 +120,25 @@ class Bank:
 
     @property
     def size_bytes(self) -> int:
-        trims = 0 if self._trims is None else self._trims.size_bytes
-        return self._factor_bytes + trims + (0 if self.ends is None else self.ends.size_bytes)
+        gain_bias = 0 if self._gain_bias is None else self._gain_bias.size_bytes
+        return self._factor_bytes + gain_bias + (0 if self.embed_head is None else self.embed_head.size_bytes)
 
     @torch.inference_mode()
     def grow(self, extras: Extra) -> None:
         """Slots have these extras from now on, besides what they had; what `factors` gave before is out of date."""
-        trims = self._trims
-        if Extra.TRIMS in extras and trims is None:
-            trims = SlotTrims(self._shapes, self.slots, self.layers, self.device)
-        if self.ends is not None:
-            self.ends.grow(self.extras | extras)
-        self._trims, self.extras = trims, self.extras | extras
+        gain_bias = self._gain_bias
+        if Extra.GAIN_BIAS in extras and gain_bias is None:
+            gain_bias = SlotGainBias(self._shapes, self.slots, self.layers, self.device)
+        if self.embed_head is not None:
+            self.embed_head.grow(self.extras | extras)
+        self._gain_bias, self.extras = gain_bias, self.extras | extras
 
     def factors(self, layer: int, site: str) -> SiteFactors:
         """What the operations read at one site of one layer; the tensors never change their address while it holds."""
         index = SITES.index(site)
         a, b, ranks = self._a[index][layer], self._b[index][layer], self._ranks[layer, index]
-        trims = None if self._trims is None else self._trims.at(layer, index)
-        return SiteFactors(self._shapes[index], a, b, ranks, self._table, trims)
+        gain_bias = None if self._gain_bias is None else self._gain_bias.at(layer, index)
+        return SiteFactors(self._shapes[index], a, b, ranks, self._table, gain_bias)
 
     def generation(self, slot: int) -> int:
         """How many adapters were copied into the slot so far: what is made from its factors has this age."""
@@ -202,10 +202,10 @@ class Bank:
         self._ranks[-1, index, slot] = 1
 
     def _copy_extras(self, slot: Slot, adapter: HostAdapter | None, matrices: Sequence[int] = ()) -> None:
-        if self._trims is not None:
-            self._trims.copy_in(slot, None if adapter is None else adapter.trims)
-        if self.ends is not None:
-            self.ends.copy_in(slot, adapter, matrices)
+        if self._gain_bias is not None:
+            self._gain_bias.copy_in(slot, None if adapter is None else adapter.gain_bias)
+        if self.embed_head is not None:
+            self.embed_head.copy_in(slot, adapter, matrices)
 
     def _places(self, slot: Slot, pages: Sequence[int]) -> tuple[int, ...]:
         """Where the slot's ranks lie, in their order."""

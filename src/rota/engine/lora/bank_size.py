@@ -22,7 +22,7 @@ LOG = logging.getLogger("rota.engine")
 
 MEBIBYTE = 1 << 20
 DEFAULT_SHARE = 0.05
-# Slots for a few adapters, and those that come later; Llama-8B has room for as many of rank 16 in its annexes.
+# Slots for a few adapters, and those that come later; Llama-8B has room for as many of rank 16 in its fused LoRA A.
 FEW_SLOTS = 8
 # Of the adapters at the start: how many may come later and find a slot.
 LATER = 1 / 4
@@ -60,11 +60,11 @@ class BankRoom:
     """What a place takes (a slot's own, or a page), and what there is for places."""
 
     place_bytes: int
-    apart: int = 0  # bytes besides places: matrices, trims of slots that share pages, and where B is turned
+    apart: int = 0  # bytes besides places: matrices, gains and biases of slots that share pages, and where B is turned
     more: int  # places besides those of slots: a staging buffer is as large as the largest adapter
     memory: DeviceMemory
     beside_kv: int  # bytes that adapters may take so that KV for the running limit is left
-    annexes: Callable[[int], tuple[str, ...]]  # the sites at which so many places get an annex
+    sites_to_fuse: Callable[[int], tuple[str, ...]]  # the sites at which so many places get a fused LoRA A
 
     def holds(self, size: float) -> int:
         """How many places fit into so many bytes."""
@@ -101,7 +101,7 @@ def choose_slots(config: LoraConfig, rank: int, first: FirstAdapters, room: Bank
         return config.max_loras_per_batch, "max_loras_per_batch"
     bounds = [_held(config, rank, room), (config.max_loaded_loras, "max_loaded_loras")]
     if first.count:
-        bounds.append((useful_slots(first.count, room.annexes), _counted(first.count)))
+        bounds.append((useful_slots(first.count, room.sites_to_fuse), _counted(first.count)))
     return _beside_kv(config, room, min(bounds))
 
 
@@ -125,34 +125,34 @@ def has_pages(config: LoraConfig, first: FirstAdapters) -> bool:
 def choose_pages(config: LoraConfig, rank: int, first: FirstAdapters, room: BankRoom) -> tuple[int, str]:
     """How many pages slots of at most this rank share, and why. Raises ConfigError if one of this rank does not fit."""
     largest = pages_for(rank)
-    bounds = [_held(config, rank, room, largest), (useful_pages(first, room.annexes), _counted(first.count))]
+    bounds = [_held(config, rank, room, largest), (useful_pages(first, room.sites_to_fuse), _counted(first.count))]
     return _beside_kv(config, room, min(bounds), largest, "pages")
 
 
 def slots_over(pages: int, pages_from: str, config: LoraConfig, first: FirstAdapters) -> tuple[int, str]:
-    """How many slots share so many pages, and why: few numbers in a table, so none is saved for an annex."""
+    """How many slots share so many pages, and why: few numbers in a table, so none is saved for a fused LoRA A."""
     wanted = min(pages, useful_slots(first.count, lambda _: ()))
     return min((wanted, pages_from), (config.max_loaded_loras, "max_loaded_loras"))
 
 
-def useful_pages(first: FirstAdapters, annexes: Callable[[int], tuple[str, ...]]) -> int:
-    """Pages for every adapter at the start, and some for later ones, as long as no site loses its annex by that.
+def useful_pages(first: FirstAdapters, sites_to_fuse: Callable[[int], tuple[str, ...]]) -> int:
+    """Pages for every adapter at the start, and some for later ones, as long as no site loses its fused LoRA A by that.
 
     A later adapter may be as large as the largest; at least it fits beside a few small ones.
     """
     largest = pages_for(first.rank)
     fewest = max(first.pages, largest + FEW_SLOTS)
     most = max(fewest, first.pages + max(largest, int(first.pages * LATER)))
-    kept = annexes(fewest)
-    return max(pages for pages in range(fewest, most + 1) if annexes(pages) == kept)
+    kept = sites_to_fuse(fewest)
+    return max(pages for pages in range(fewest, most + 1) if sites_to_fuse(pages) == kept)
 
 
-def useful_slots(first: int, annexes: Callable[[int], tuple[str, ...]]) -> int:
-    """A slot for each adapter at the start, and some for later ones, as long as no site loses its annex by that."""
+def useful_slots(first: int, sites_to_fuse: Callable[[int], tuple[str, ...]]) -> int:
+    """A slot for each adapter at the start, and some for later ones, as long as no site loses its fused LoRA A."""
     fewest = max(FEW_SLOTS, first)
     most = max(FEW_SLOTS, first + int(first * LATER))
-    kept = annexes(fewest)
-    return max(slots for slots in range(fewest, most + 1) if annexes(slots) == kept)
+    kept = sites_to_fuse(fewest)
+    return max(slots for slots in range(fewest, most + 1) if sites_to_fuse(slots) == kept)
 
 
 def _held(config: LoraConfig, rank: int, room: BankRoom, least: int = 1) -> tuple[int, str]:

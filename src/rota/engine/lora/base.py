@@ -15,14 +15,14 @@ from rota.engine.model.sites import SITES, SiteShape
 from rota.engine.weights.load import LayerWeights
 
 # ── base ends ───────────────────────────────────────────────────────────────────────────────────────────────────────
-# BaseEnds tells what an adapter's ends are relative to: rows of the model's embedding and head, and their norms.
+# BaseEmbedHead tells what an adapter's ends are relative to: rows of the model's embedding and head, and their norms.
 
 # Unit vectors in one product: each gives a number for every token. And rows in float32 at a time.
 COLUMNS_AT_ONCE = 64
 TOKENS_AT_ONCE = 2048
 
 
-class BaseEnds:
+class BaseEmbedHead:
     """The ends below a bank's ends; asked when an adapter is read."""
 
     def __init__(self, extras: Extra, embedding: Tensor, head: Projection, matrices: int = 0) -> None:

@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from rota.core.adapter import Extra
-from rota.engine.lora.base import BaseEnds
+from rota.engine.lora.base import BaseEmbedHead
 from rota.engine.lora.copies import copy_lines
-from rota.engine.lora.host import EndFactors, HostAdapter
+from rota.engine.lora.gain_bias import GainBias, apply_gain_bias, empty_gain_bias
+from rota.engine.lora.host import EmbedHeadFactors, HostAdapter
 from rota.engine.lora.layout import SiteFactors, zeros
-from rota.engine.lora.trims import Trims, empty_trims, trim
 from rota.engine.model.sites import SiteShape
 from rota.engine.model.spec import ModelSpec
 from rota.engine.step.device_step import LoraBatch
@@ -88,11 +88,11 @@ class OwnMatrices:
 AddLora = Callable[[Tensor, Tensor, SiteFactors, LoraBatch], None]
 
 
-def end_bytes(spec: ModelSpec, tokens: int, rank: int, dtype: torch.dtype, extras: Extra) -> int:
+def embed_head_bytes(spec: ModelSpec, tokens: int, rank: int, dtype: torch.dtype, extras: Extra) -> int:
     """The bytes of one slot's ends; a rank's head has so many tokens."""
     return sum(
         (inputs + outputs) * rank * dtype.itemsize
-        + (2 * outputs * torch.float32.itemsize if Extra.TRIMS in extras else 0)
+        + (2 * outputs * torch.float32.itemsize if Extra.GAIN_BIAS in extras else 0)
         for end, inputs, outputs in (
             (Extra.EMBEDDING, spec.vocab_size, spec.hidden_size),
             (Extra.HEAD, spec.hidden_size, tokens),
@@ -101,7 +101,7 @@ def end_bytes(spec: ModelSpec, tokens: int, rank: int, dtype: torch.dtype, extra
     )
 
 
-class EndBank:
+class EmbedHeadBank:
     """The factors of all slots at the ends that are there."""
 
     def __init__(
@@ -112,12 +112,12 @@ class EndBank:
         max_rank: int,
         dtype: torch.dtype,
         device: torch.device,
-        base: BaseEnds,
+        base: BaseEmbedHead,
     ) -> None:
         hidden, vocabulary = spec.hidden_size, spec.vocab_size
         self.base = base
         self._slots, self._max_rank, self._dtype, self._device = slots, max_rank, dtype, device
-        self._bytes_for = partial(end_bytes, spec, tokens, max_rank, dtype)
+        self._bytes_for = partial(embed_head_bytes, spec, tokens, max_rank, dtype)
         # The embedding's A lies the other way round than a site's: [slots, vocabulary, max_rank].
         self._make = {
             Extra.EMBEDDING: partial(self._factors, "embed_tokens", vocabulary, (vocabulary, max_rank), hidden),
@@ -137,19 +137,19 @@ class EndBank:
         return self._slots * self._bytes_for(self.extras) + own
 
     def grow(self, extras: Extra) -> None:
-        """Slots have these ends from now on, and trims there if they are among the extras; besides what they had."""
+        """Slots have these from now on, besides what they had; with gains and biases if these are among the extras."""
         extras |= self.extras
         embedding, head = (
-            former if end not in extras else self._grown(former, end, Extra.TRIMS in extras)
+            former if end not in extras else self._grown(former, end, Extra.GAIN_BIAS in extras)
             for end, former in ((Extra.EMBEDDING, self.embedding), (Extra.HEAD, self.head))
         )
         self.embedding, self.head, self.extras = embedding, head, extras
 
-    def _grown(self, former: SiteFactors | None, end: Extra, has_trims: bool) -> SiteFactors:
+    def _grown(self, former: SiteFactors | None, end: Extra, has_gain_bias: bool) -> SiteFactors:
         factors = former or self._make[end]()
-        if not has_trims or factors.trims is not None:
+        if not has_gain_bias or factors.gain_bias is not None:
             return factors
-        return replace(factors, trims=empty_trims(self._slots, factors.shape.outputs, self._device))
+        return replace(factors, gain_bias=empty_gain_bias(self._slots, factors.shape.outputs, self._device))
 
     def _factors(self, name: str, inputs: int, a: tuple[int, int], outputs: int) -> SiteFactors:
         slots, dtype, device = self._slots, self._dtype, self._device
@@ -172,28 +172,28 @@ class EndBank:
             _copy(self.head, slot, None if adapter is None else adapter.head, is_looked_up=False)
 
 
-def _copy(factors: SiteFactors, slot: int, own: EndFactors | None, is_looked_up: bool) -> None:
+def _copy(factors: SiteFactors, slot: int, own: EmbedHeadFactors | None, is_looked_up: bool) -> None:
     rank = 0 if own is None else len(own.b)
     if own is not None:
         a = factors.a[slot]
         (a[:, :rank] if is_looked_up else a[:rank]).copy_(own.a, non_blocking=True)
         factors.b[slot, :rank].copy_(own.b, non_blocking=True)
     factors.ranks[slot] = rank
-    if factors.trims is not None:
-        _copy_trims(factors.trims, slot, None if own is None else own.trims)
+    if factors.gain_bias is not None:
+        _copy_gain_bias(factors.gain_bias, slot, None if own is None else own.gain_bias)
 
 
-def _copy_trims(trims: Trims, slot: int, own: Tensor | None) -> None:
-    gain, shift = trims.numbers[slot]
+def _copy_gain_bias(gain_bias: GainBias, slot: int, own: Tensor | None) -> None:
+    gain, shift = gain_bias.numbers[slot]
     if own is not None:
-        trims.numbers[slot].copy_(own, non_blocking=True)
+        gain_bias.numbers[slot].copy_(own, non_blocking=True)
     else:
         gain.fill_(1.0)
         shift.zero_()
-    trims.is_trimmed[slot] = own is not None
+    gain_bias.has_gain_bias[slot] = own is not None
 
 
-class Ends(Protocol):
+class EmbedHead(Protocol):
     """Adds what adapters have at the ends; both do nothing where the bank has no such end."""
 
     def embed(self, x: Tensor, token_ids: Tensor, batch: LoraBatch) -> None:
@@ -205,10 +205,10 @@ class Ends(Protocol):
         ...
 
 
-class TorchEnds:
+class TorchEmbedHead:
     """In plain torch; `add` is for the head."""
 
-    def __init__(self, bank: EndBank, add: AddLora) -> None:
+    def __init__(self, bank: EmbedHeadBank, add: AddLora) -> None:
         self._bank = bank
         self._add = add
 
@@ -221,8 +221,8 @@ class TorchEnds:
                 x[tokens] = own[token_ids[tokens]]
             if factors is not None and (rank := ranks[slot]):
                 x[tokens] += factors.a[slot, token_ids[tokens], :rank] @ factors.b[slot, :rank]
-        if factors is not None and factors.trims is not None:
-            trim(x, factors.trims, batch)
+        if factors is not None and factors.gain_bias is not None:
+            apply_gain_bias(x, factors.gain_bias, batch)
 
     def head(self, logits: Tensor, hidden: Tensor, batch: LoraBatch) -> None:
         if self._bank.own is not None:

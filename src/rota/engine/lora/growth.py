@@ -1,4 +1,4 @@
-"""Growth: slots get room for trims and ends when the first adapter comes that needs it, if the device has the memory.
+"""Growth: slots get room for more than plain factors with the first adapter that needs it, if the device has memory.
 
 reader's thread    reads the adapter, and wants what it needs
 engine's thread    before its next plan: the bank grows, graphs with adapters are captured anew
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from rota.core.adapter import Extra
 
 NAMES = {
-    Extra.TRIMS: "DoRA or biases",
+    Extra.GAIN_BIAS: "DoRA or biases",
     Extra.EMBEDDING: "factors of the embedding",
     Extra.HEAD: "factors of the head",
 }

@@ -71,19 +71,19 @@ PINNED_S = 0.0001
 
 
 @dataclass(frozen=True, slots=True)
-class EndFactors:
+class EmbedHeadFactors:
     """The factors of the embedding or of the head."""
 
     a: Tensor  # [rank, hidden] of the head; [vocabulary, rank] of the embedding, which is looked up
     b: Tensor  # [rank, outputs], alpha / rank folded in
-    trims: Tensor | None = None  # [2, outputs] float32: gains and shifts, of a DoRA or a head with a bias of B
+    gain_bias: Tensor | None = None  # [2, outputs] float32: gains and shifts, of a DoRA or a head with a bias of B
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        return (self.a, self.b) if self.trims is None else (self.a, self.b, self.trims)
+        return (self.a, self.b) if self.gain_bias is None else (self.a, self.b, self.gain_bias)
 
-    def pinned(self) -> EndFactors:
-        return EndFactors(*(tensor.pin_memory() for tensor in self.tensors))
+    def pinned(self) -> EmbedHeadFactors:
+        return EmbedHeadFactors(*(tensor.pin_memory() for tensor in self.tensors))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +93,11 @@ class HostAdapter:
     pieces: tuple[Tensor, ...]  # the run, whole or as `pin` cuts it; the bytes of the file, if it is packed
     site_ranks: tuple[int, ...]  # in the order of SITES: the largest rank of any layer and part, or 0
     ranks: Tensor  # [layers, len(SITES)] int32, as SiteFactors.ranks has them
-    trims: Tensor | None = None  # [layers, numbers of a layer] float32 (trims.py), of a DoRA or an adapter with biases
-    embedding: EndFactors | None = None
-    head: EndFactors | None = None
+    gain_bias: Tensor | None = (
+        None  # [layers, numbers of a layer] float32 (gain_bias.py), of a DoRA or an adapter with biases
+    )
+    embedding: EmbedHeadFactors | None = None
+    head: EmbedHeadFactors | None = None
     own_embedding: tuple[Tensor, ...] | None = None  # [vocabulary, hidden] in pieces, in the place of the model's
     own_head: tuple[Tensor, ...] | None = None  # the same of the head, of this rank's tokens
     packing: Packing | None = None
@@ -104,9 +106,9 @@ class HostAdapter:
     @property
     def extras(self) -> Extra:
         """What its slot must have."""
-        ends = [end for end in (self.embedding, self.head) if end is not None]
-        has_trims = self.trims is not None or any(end.trims is not None for end in ends)
-        extras = Extra.TRIMS if has_trims else Extra.NONE
+        embed_head = [end for end in (self.embedding, self.head) if end is not None]
+        has_gain_bias = self.gain_bias is not None or any(end.gain_bias is not None for end in embed_head)
+        extras = Extra.GAIN_BIAS if has_gain_bias else Extra.NONE
         extras |= Extra.NONE if self.embedding is None else Extra.EMBEDDING
         return extras | (Extra.NONE if self.head is None else Extra.HEAD)
 
@@ -117,9 +119,9 @@ class HostAdapter:
 
     @property
     def size_bytes(self) -> int:
-        ends = [end for end in (self.embedding, self.head) if end is not None]
-        extras = [] if self.trims is None else [self.trims]
-        extras += [tensor for end in ends for tensor in end.tensors]
+        embed_head = [end for end in (self.embedding, self.head) if end is not None]
+        extras = [] if self.gain_bias is None else [self.gain_bias]
+        extras += [tensor for end in embed_head for tensor in end.tensors]
         own = (*(self.own_embedding or ()), *(self.own_head or ()))
         return sum(each.nbytes for each in (*self.pieces, *extras, *own))
 
@@ -190,7 +192,7 @@ def pinned(adapter: HostAdapter, threads: int = 1) -> HostAdapter:
         _pinned(adapter.pieces, threads) or (),
         adapter.site_ranks,
         adapter.ranks.pin_memory(),
-        None if adapter.trims is None else adapter.trims.pin_memory(),
+        None if adapter.gain_bias is None else adapter.gain_bias.pin_memory(),
         None if adapter.embedding is None else adapter.embedding.pinned(),
         None if adapter.head is None else adapter.head.pinned(),
         _pinned(adapter.own_embedding, threads),

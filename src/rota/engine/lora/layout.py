@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rota.engine.lora.trims import Trims
+from rota.engine.lora.gain_bias import GainBias
 from rota.engine.model.sites import SiteShape, site_shapes
 from rota.engine.model.spec import ModelSpec
 
@@ -43,8 +43,8 @@ def zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Te
     return torch.from_numpy(raw).view(dtype).view(size)
 
 
-# ── annex ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-# An annex is room for adapters' A below a matrix of the model: one product then gives x Wᵀ and x Aᵀ of every slot.
+# ── fused LoRA A ────────────────────────────────────────────────────────────────────────────────────────────────────
+# A fused LoRA A is room for adapters' A below a model's matrix: one product then gives x Wᵀ and x Aᵀ of every slot.
 #
 #     x [tokens, inputs]  ·  [ W              ]ᵀ   =   [ x Wᵀ | x A₀ᵀ | x A₁ᵀ | … ]
 #                            [ A of slot 0    ]
@@ -53,10 +53,10 @@ def zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Te
 #
 # Where slots share pages, the pages lie there, one after the other.
 #
-# A product of few rows takes as long as reading its matrix, and a small bank adds little to that. An annex saves a
-# kernel and a fork at every site. With six adapters of rank 16 a step of 64 tokens takes 6.81 instead of 7.03 ms, a
-# step of 64 tokens and a prompt of 512 takes 17.4 instead of 18.6 (Llama-8B, H200, 2026-11-15). Columns of slots that
-# a token does not use are computed too, but never read.
+# A product of few rows takes as long as reading its matrix, and a small bank adds little to that. A fused LoRA A saves
+# a kernel and a fork at every site. With six adapters of rank 16 a step of 64 tokens takes 6.81 instead of 7.03 ms, a
+# step of 64 tokens and a prompt of 512 takes 17.4 instead of 18.6 (Llama-8B, H200, 2026-11-15). Columns of slots that a
+# token does not use are computed too, but never read.
 
 # What an H200 reads in a microsecond: about the cost of the shrink kernel at a site.
 LARGEST_BYTES = 4 << 20
@@ -64,8 +64,8 @@ LARGEST_BYTES = 4 << 20
 LARGEST_SHARE = 1 / 8
 
 
-def annexed_sites(spec: ModelSpec, places: int, rank: int, dtype: torch.dtype) -> tuple[str, ...]:
-    """The sites at which this many slots or pages of this rank are worth an annex."""
+def fused_sites(spec: ModelSpec, places: int, rank: int, dtype: torch.dtype) -> tuple[str, ...]:
+    """The sites at which this many slots or pages of this rank are worth a fused LoRA A."""
 
     def is_small(shape: SiteShape) -> bool:
         rows = _rows(shape, places, rank)
@@ -74,8 +74,8 @@ def annexed_sites(spec: ModelSpec, places: int, rank: int, dtype: torch.dtype) -
     return tuple(shape.name for shape in site_shapes(spec) if is_small(shape))
 
 
-def annex_rows(spec: ModelSpec, sites: Collection[str], places: int, rank: int) -> dict[str, int]:
-    """The annex's rows at each of these sites."""
+def fused_rows(spec: ModelSpec, sites: Collection[str], places: int, rank: int) -> dict[str, int]:
+    """The rows of the fused LoRA A at each of these sites."""
     return {shape.name: _rows(shape, places, rank) for shape in site_shapes(spec) if shape.name in sites}
 
 
@@ -93,7 +93,7 @@ class SiteFactors:
     b: Tensor  # [places, place_rank, outputs]
     ranks: Tensor  # [slots] int32: the largest rank of the site's parts, 0 where the adapter has none
     table: Tensor | None = None  # [slots, most pages] int32: the places are pages; None: each is a slot's own
-    trims: Trims | None = None  # None: no adapter has any
+    gain_bias: GainBias | None = None  # None: no adapter has any
 
     @property
     def place_rank(self) -> int:

@@ -140,14 +140,14 @@ def checkpoint_reader(
     dtype, max_rank = bank.dtype, bank.max_rank
     work = PinningWorkspace(packs=bank.unpacks) if bank.device.type == "cuda" else PLAIN
     base = None if bank.base is None else weakref.ref(bank.base)
-    ends = None if bank.ends is None else weakref.ref(bank.ends.base)
+    embed_head = None if bank.embed_head is None else weakref.ref(bank.embed_head.base)
     folders, growth = brought or Brought(), bank.growth
 
     def read(adapter: Adapter) -> HostAdapter:
         seal = adapter.seals[shard.rank] if adapter.seals else ""
         with folders.whole(adapter) as (path, root, key_root):
             ask_for = partial(ask, key=adapter.owner or "")
-            below = None if base is None else base(), None if ends is None else ends()
+            below = None if base is None else base(), None if embed_head is None else embed_head()
             folder = path, spec, dtype, max_rank, root, work, key_root, shard
             try:
                 read = read_checkpoint(*folder, *below, growth, seal, ask_for)

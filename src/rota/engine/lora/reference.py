@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rota.engine.lora.bank import Bank
+from rota.engine.lora.gain_bias import apply_gain_bias
 from rota.engine.lora.layout import SiteFactors
-from rota.engine.lora.trims import trim
 from rota.engine.model.linear import Projection, projection
 from rota.engine.model.sites import SiteShape
 from rota.engine.padding import pad_rows, padded_rows
@@ -34,17 +34,17 @@ WORTH_A_PRODUCT = 1024
 
 
 def project_with_lora(project: Projection, x: Tensor, factors: SiteFactors, batch: LoraBatch) -> Tensor:
-    """A matrix product, plus what each token's adapter adds, trimmed where the adapter has trims."""
+    """A matrix product, plus what each token's adapter adds, with its gains and biases."""
     y = project(x)
-    add_trimmed(y, x, factors, batch)
+    add_with_gain_bias(y, x, factors, batch)
     return y
 
 
-def add_trimmed(y: Tensor, x: Tensor, factors: SiteFactors, batch: LoraBatch) -> None:
-    """As `add_lora`, and y is trimmed where the adapter has trims."""
+def add_with_gain_bias(y: Tensor, x: Tensor, factors: SiteFactors, batch: LoraBatch) -> None:
+    """As `add_lora`, and y is scaled and shifted where the adapter has gains and biases."""
     add_lora(y, x, factors, batch)
-    if factors.trims is not None:
-        trim(y, factors.trims, batch)
+    if factors.gain_bias is not None:
+        apply_gain_bias(y, factors.gain_bias, batch)
 
 
 def add_lora(y: Tensor, x: Tensor, factors: SiteFactors, batch: LoraBatch) -> None:
@@ -195,7 +195,7 @@ class StackedProjector:
     def __call__(
         self, project: Callable[[Tensor], Tensor], x: Tensor, factors: SiteFactors, batch: LoraBatch
     ) -> Tensor:
-        """A matrix product, plus what each token's adapter adds, trimmed where the adapter has trims."""
+        """A matrix product, plus what each token's adapter adds, with its gains and biases."""
         y = project(x)
         if batch is not self._batch:
             self._take_batch(batch)
@@ -204,8 +204,8 @@ class StackedProjector:
             add = self._add_for(factors)
             self._adds[factors] = (self._residents, add)
         add(y, x, batch)
-        if factors.trims is not None:
-            trim(y, factors.trims, batch)
+        if factors.gain_bias is not None:
+            apply_gain_bias(y, factors.gain_bias, batch)
         return y
 
     def add(self, y: Tensor, x: Tensor, factors: SiteFactors, batch: LoraBatch) -> None:

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rota.engine.lora.embed_head import EndBank, OwnMatrices
+from rota.engine.lora.embed_head import EmbedHeadBank, OwnMatrices
 from rota.engine.lora.triton_ops import add_lora, expand, operand, tuning_for
 from rota.engine.step.device_step import LoraBatch
 
@@ -74,13 +74,13 @@ def own_head_kernel(
 COLUMNS, STEP, WARPS, STAGES = 128, 64, 4, 4
 
 
-class TritonEnds:
+class TritonEmbedHead:
     """The head is a site. Of the embedding only B is multiplied, behind a look-up in the place of shrink.
 
     A matrix of an adapter's own comes first: it overwrites what the model's has given.
     """
 
-    def __init__(self, bank: EndBank) -> None:
+    def __init__(self, bank: EmbedHeadBank) -> None:
         self._bank = bank
 
     def embed(self, x: Tensor, token_ids: Tensor, batch: LoraBatch) -> None:

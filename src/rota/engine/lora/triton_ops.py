@@ -18,8 +18,8 @@ import triton.language as tl
 from torch import Tensor
 
 from rota.engine.lora.batch import DECODE_TILE
+from rota.engine.lora.deferred import DeferredLora, Output
 from rota.engine.lora.layout import SiteFactors
-from rota.engine.lora.open_product import OpenProduct, Output
 from rota.engine.model.linear import Matrix, Projection
 from rota.engine.step.device_step import LoraBatch
 
@@ -37,7 +37,8 @@ from rota.engine.step.device_step import LoraBatch
 # before the rank's own numbers. Without them (PAGE is 0) nothing is looked up, and the kernels are as if there were
 # no pages.
 #
-# With trims (trims.py) expand ends with  y = gain · y + shift.  Without them (TRIM is 0) it is as if there were none.
+# With gains and biases (gain_bias.py) expand ends with  y = gain · y + shift.  Without them (GAIN_BIAS is 0) it is as
+# if there were none.
 
 _SMALL_TILE = tl.constexpr(16)
 
@@ -194,10 +195,10 @@ def _is_stored(nth, rank, MAX_RANK: tl.constexpr, BY_TOKEN: tl.constexpr, PAGE: 
 
 
 @triton.jit
-def _trimmed(y, trims, slot, column, end, OUTPUTS: tl.constexpr, TRIM: tl.constexpr):
+def _with_gain_bias(y, gain_bias, slot, column, end, OUTPUTS: tl.constexpr, GAIN_BIAS: tl.constexpr):
     """A slot's gain and shift of these columns, applied to y."""
-    if TRIM:
-        at = trims + slot * TRIM + column
+    if GAIN_BIAS:
+        at = gain_bias + slot * GAIN_BIAS + column
         gain = tl.load(at, mask=column < end, other=1.0)
         shift = tl.load(at + OUTPUTS, mask=column < end, other=0.0)
         return y * gain[None, :] + shift[None, :]
@@ -211,7 +212,7 @@ def expand_kernel(
     b,  # -> [slots, MAX_RANK, OUTPUTS], or [pages, PAGE, OUTPUTS]
     ranks,  # -> [slots] int32
     table,  # -> [slots, MAX_RANK / PAGE] int32, or None
-    trims,  # -> [slots, gains and shifts, OUTPUTS] float32, or None
+    gain_bias,  # -> [slots, gains and shifts, OUTPUTS] float32, or None
     order, tile_slots, tile_starts, tile_counts,
     shrunk,  # -> [SHARES, tokens in their order, PARTS * MAX_RANK]; BY_TOKEN: [tokens, all rows of A]
     tokens,
@@ -223,7 +224,7 @@ def expand_kernel(
     OPERAND: tl.constexpr,
     BY_TOKEN: tl.constexpr,
     PAGE: tl.constexpr,
-    TRIM: tl.constexpr,  # numbers from a slot's trims to the next slot's; 0: there are none
+    GAIN_BIAS: tl.constexpr,  # numbers from a slot's gains and biases to the next slot's; 0: there are none
 ):  # fmt: skip
     tile = tl.program_id(1)
     part, begin, end = _columns(tl.program_id(0), FIRST, SECOND, THIRD, COLUMNS)
@@ -263,7 +264,7 @@ def expand_kernel(
         b_tile = tl.load(b_at, mask=(nth < rank)[:, None] & inside, other=0.0)
     if not BEGINS_WITH_Y:
         total += base.to(tl.float32)
-    total = _trimmed(total, trims, slot, column, end, OUTPUTS, TRIM)
+    total = _with_gain_bias(total, gain_bias, slot, column, end, OUTPUTS, GAIN_BIAS)
     tl.store(y_at, total.to(y.dtype.element_ty), mask=is_real)
 
 
@@ -354,20 +355,20 @@ def add_lora(y: Tensor, x: Tensor, factors: SiteFactors, batch: LoraBatch, tunin
 def project_widened(
     matrix: Matrix, x: Tensor, factors: SiteFactors, batch: LoraBatch, tuning: LoraTuning | None = None
 ) -> Tensor:
-    """A product with a matrix that has an annex, plus what each token's adapter adds: a view, not contiguous."""
+    """A product with a matrix that has a fused LoRA A, plus what each token's adapter adds: a view, not contiguous."""
     y, shrunk = split_widened(matrix(x), factors)
     expand(y, shrunk, factors, batch, tuning or tuning_for(batch))
     return y
 
 
 def split_widened(product: Tensor, factors: SiteFactors) -> tuple[Tensor, Tensor]:
-    """y and x @ A.T of all slots in a product by a matrix that has an annex: views, neither is contiguous."""
+    """y and x @ A.T of all slots in a product by a matrix that has a fused LoRA A: views, neither is contiguous."""
     y, shrunk = product.tensor_split([factors.shape.outputs], dim=1)
     return y, shrunk
 
 
 class TritonProjector:
-    """A projection that is open for what adapters add. If the site has an annex, shrink is part of the product.
+    """A projection that is open for what adapters add. If the site has a fused LoRA A, shrink is part of the product.
 
     Else shrink runs beside the product, since both read x and neither needs the other. That is so only in a captured
     graph: there a fork costs nothing on the host, and a replay keeps it.
@@ -379,7 +380,7 @@ class TritonProjector:
     def __call__(self, project: Projection, x: Tensor, factors: SiteFactors, batch: LoraBatch) -> Output:
         tuning = tuning_for(batch)
         y, shrunk = self._multiplied(project, x, factors, batch, tuning)
-        product = OpenProduct(y=y, shrunk=shrunk, factors=factors, batch=batch, add=partial(expand, tuning=tuning))
+        product = DeferredLora(y=y, shrunk=shrunk, factors=factors, batch=batch, add=partial(expand, tuning=tuning))
         # Operations that add the adapters' part themselves read no pages.
         return product if factors.table is None else product.closed()
 
@@ -427,7 +428,7 @@ def shrink(x: Tensor, factors: SiteFactors, batch: LoraBatch, tuning: LoraTuning
 
 
 def expand(y: Tensor, shrunk: Tensor, factors: SiteFactors, batch: LoraBatch, tuning: LoraTuning) -> None:
-    """y += shrunk @ B, each part with its own columns; then y is trimmed, if slots have trims.
+    """y += shrunk @ B, each part with its own columns; then y is scaled and shifted, if slots have gains and biases.
 
     shrunk: the shares that shrink gave on the same stream; or x @ A.T of all places, [tokens, all rows of A or more].
     """
@@ -440,12 +441,13 @@ def expand(y: Tensor, shrunk: Tensor, factors: SiteFactors, batch: LoraBatch, tu
     columns = _at_most(shapes.columns * 2 // y.element_size(), max(widths))
     by_token = shrunk.dim() == 2
     expand_kernel[(sum(triton.cdiv(width, columns) for width in widths), len(batch.tile_slots))](
-        y, b, factors.ranks, factors.table, None if factors.trims is None else factors.trims.numbers,
+        y, b, factors.ranks, factors.table, None if factors.gain_bias is None else factors.gain_bias.numbers,
         batch.order, batch.tile_slots, batch.tile_starts, batch.tile_counts, shrunk, y.shape[0], y.stride(0),
         shrunk.stride(-2), FIRST=first, SECOND=second, THIRD=third, PARTS=len(widths), MAX_RANK=factors.max_rank,
         SHARES=1 if by_token else shrunk.shape[0], TILE=batch.tile_size, COLUMNS=columns,
         RANKS=_at_most(shapes.ranks, factors.max_rank), OPERAND=operand(b), BY_TOKEN=by_token, PAGE=_page(factors),
-        TRIM=0 if factors.trims is None else factors.trims.numbers.stride(0), num_warps=shapes.warps, num_stages=1,
+        GAIN_BIAS=0 if factors.gain_bias is None else factors.gain_bias.numbers.stride(0),
+        num_warps=shapes.warps, num_stages=1,
     )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rota.core.stages import Choice
-from rota.engine.trials import chosen
+from rota.engine.autotune import chosen
 
 if TYPE_CHECKING:
     from rota.engine.row_product import RowTuning
@@ -132,12 +132,12 @@ def _tuning_for(weight: Tensor) -> RowTuning | None:
     """The shape of our kernel that keeps all processors reading; None where it cannot be used."""
     if not weight.is_cuda or weight.element_size() != 2:
         return None
-    from rota.engine.chain import is_chained
+    from rota.engine.programmatic_launch import is_programmatic
     from rota.engine.row_product import RowTuning
 
     (outputs, inputs), processors = weight.shape, _processors(weight.device)
     columns, step, stages, warps = NARROW if outputs < 2 * NARROW[0] * processors else WIDE
-    if inputs % step or not is_chained(weight.device):
+    if inputs % step or not is_programmatic(weight.device):
         return None
     shares = max(1, processors * columns // outputs)
     return RowTuning(columns=columns, shares=shares, step=step, stages=stages, warps=warps)

@@ -19,7 +19,7 @@ class Projection(Protocol):
 
     @property
     def widened(self) -> Matrix | None:
-        """The same with the adapters' rows below, if the site has an annex."""
+        """The same with the adapters' rows below, if the site has a fused LoRA A."""
         ...
 
     @property
@@ -65,7 +65,7 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Linear(Matrix):
-    """A matrix of the model; if its site has an annex, also the same with adapters' rows below (`lora/layout.py`)."""
+    """A matrix of the model; with a fused LoRA A also the same with adapters' rows below (`lora/layout.py`)."""
 
     widened: Matrix | None = None
 
@@ -80,7 +80,7 @@ class PackedLinear:
 
     weight: Tensor
     bias: Tensor | None = None
-    widened: None = None  # only a GPU's matrices have annexes
+    widened: None = None  # only a GPU's matrices have fused LoRA A
     keeps_weight: ClassVar[bool] = False
 
     @property

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rota.engine.layer_cache import LayerCache, in_eight_bits_together, writable
-from rota.engine.lora.open_product import Output, closed
+from rota.engine.lora.deferred import Output, closed
 from rota.engine.ops import reference
 from rota.engine.step.device_step import DeviceStep
 

@@ -11,11 +11,11 @@ import torch
 import triton
 from torch import Tensor
 
-from rota.engine.chain import chained
 from rota.engine.layer_cache import LayerCache
-from rota.engine.lora.open_product import OpenProduct, Output
+from rota.engine.lora.deferred import DeferredLora, Output
 from rota.engine.ops import with_adapters
 from rota.engine.ops.kernels import rms_norm_kernel, rotate_and_store_kernel, silu_multiply_kernel
+from rota.engine.programmatic_launch import programmatic
 from rota.engine.step.device_step import DeviceStep
 
 # 128 threads with 16 bytes of bfloat16 each, twice.
@@ -32,35 +32,35 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     tokens, width = x.shape
     rms_norm_kernel[(tokens,)](
         x, x, weight, output, epsilon, x.stride(0), WIDTH=width, **_row_shape(width), ADD=False,
-        EARLY=EARLY_LOADS, **chained(x),
+        EARLY=EARLY_LOADS, **programmatic(x),
     )  # fmt: skip
     return output
 
 
 def add_rms_norm(x: Output, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """(norm(x + residual), x + residual); the sum overwrites residual, the norm overwrites x if x is contiguous."""
-    if isinstance(x, OpenProduct):
+    if isinstance(x, DeferredLora):
         return with_adapters.add_rms_norm(x, residual, weight, epsilon)
     assert residual.is_contiguous()
     tokens, width = x.shape
     output = x if x.is_contiguous() else torch.empty_like(residual)
     rms_norm_kernel[(tokens,)](
         x, residual, weight, output, epsilon, x.stride(0), WIDTH=width, **_row_shape(width), ADD=True,
-        EARLY=EARLY_LOADS, **chained(x),
+        EARLY=EARLY_LOADS, **programmatic(x),
     )  # fmt: skip
     return output, residual
 
 
 def silu_multiply(gate_up: Output) -> Tensor:
     """[tokens, 2 * width] -> silu(first half) * second half."""
-    if isinstance(gate_up, OpenProduct):
+    if isinstance(gate_up, DeferredLora):
         return with_adapters.silu_multiply(gate_up)
     tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
     output = torch.empty(tokens, width, dtype=gate_up.dtype, device=gate_up.device)
     columns = min(SILU_COLUMNS, triton.next_power_of_2(width))
     grid = (tokens, triton.cdiv(width, columns))
     silu_multiply_kernel[grid](
-        gate_up, output, gate_up.stride(0), WIDTH=width, COLUMNS=columns, **chained(output), num_warps=4
+        gate_up, output, gate_up.stride(0), WIDTH=width, COLUMNS=columns, **programmatic(output), num_warps=4
     )
     return output
 
@@ -73,7 +73,7 @@ def rotate_and_store(
     norms: tuple[Tensor, Tensor, float] | None,
 ) -> Tensor:
     """Rotate queries and keys, write keys and values into the cache, return the queries [tokens, heads, head_dim]."""
-    if isinstance(qkv, OpenProduct):
+    if isinstance(qkv, DeferredLora):
         return with_adapters.rotate_and_store(qkv, rotary, step, cache, norms)
     keys = cache.keys
     assert keys.stride() == cache.values.stride()
@@ -90,7 +90,7 @@ def rotate_and_store(
         qkv, rotary, step.positions, step.addresses, query, keys, cache.values, cache.scales,
         query_norm, key_norm, epsilon, qkv.stride(0), *keys.stride()[:3], HEADS=heads, KV_HEADS=kv_heads,
         HALF=head_dim // 2, HALF_TILE=triton.next_power_of_2(head_dim // 2), BLOCK_SIZE=block_size,
-        HEADS_TILE=heads_tile, NORMS=norms is not None, EARLY=EARLY_LOADS, **chained(query), num_warps=4,
+        HEADS_TILE=heads_tile, NORMS=norms is not None, EARLY=EARLY_LOADS, **programmatic(query), num_warps=4,
     )  # fmt: skip
     return query
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from rota.engine.chain import follow
 from rota.engine.layer_cache import LARGEST_CODE, SMALLEST_SCALE
+from rota.engine.programmatic_launch import follow
 from rota.engine.quantised.scaled_product import in_words
 
 # ── fused kernels ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -30,16 +30,16 @@ def rms_norm_kernel(
     COLUMNS: tl.constexpr,
     ADD: tl.constexpr,
     EARLY: tl.constexpr,  # whether what is needed late is loaded early; the same for the rotation
-    CHAINED: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, COLUMNS)
     is_real = columns < WIDTH
-    if EARLY and CHAINED:
+    if EARLY and PROGRAMMATIC:
         scale = tl.load(weight + columns, mask=is_real, other=0.0)
-    follow(CHAINED)
+    follow(PROGRAMMATIC)
     row = tl.load(x + token * x_stride + columns, mask=is_real, other=0.0).to(tl.float32)
-    if EARLY and not CHAINED:  # before the threads wait for each other's sums
+    if EARLY and not PROGRAMMATIC:  # before the threads wait for each other's sums
         scale = tl.load(weight + columns, mask=is_real, other=0.0)
     if ADD:
         pointers = residual + token * WIDTH + columns
@@ -62,9 +62,9 @@ def silu_multiply_kernel(
     gate_up_stride,
     WIDTH: tl.constexpr,
     COLUMNS: tl.constexpr,
-    CHAINED: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr,
 ):
-    follow(CHAINED)
+    follow(PROGRAMMATIC)
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_real = columns < WIDTH
@@ -97,7 +97,7 @@ def rotate_and_store_kernel(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr,
     HALF_TILE: tl.constexpr,  # HALF, or the next power of two
     BLOCK_SIZE: tl.constexpr, HEADS_TILE: tl.constexpr, NORMS: tl.constexpr, EARLY: tl.constexpr,
-    CHAINED: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr,
 ):  # fmt: skip
     """One token, HEADS_TILE of its heads, whatever they are; each head in halves, because a rotation turns pairs.
 
@@ -113,7 +113,7 @@ def rotate_and_store_kernel(
     turns = (is_query | is_key)[:, None]
     if EARLY:  # before the first store, which a later load may not pass
         address = tl.load(addresses + token)
-    follow(CHAINED)
+    follow(PROGRAMMATIC)
 
     pointers = qkv + token * qkv_stride + head[:, None] * (2 * HALF) + pair[None, :]
     is_real = (is_query | is_key | is_value)[:, None] & is_pair
@@ -215,13 +215,13 @@ def rounding_rms_norm_kernel(
     ADD: tl.constexpr,
     MOST: tl.constexpr,
     LEAST: tl.constexpr,
-    CHAINED: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, COLUMNS)
     is_real = columns < WIDTH
     scale = tl.load(weight + columns, mask=is_real, other=0.0)  # no forerunner writes it
-    follow(CHAINED)
+    follow(PROGRAMMATIC)
     row = tl.load(x + token * x_stride + columns, mask=is_real, other=0.0).to(tl.float32)
     if ADD:
         pointers = residual + token * WIDTH + columns
@@ -246,9 +246,9 @@ def rounding_silu_multiply_kernel(
     COLUMNS: tl.constexpr,
     MOST: tl.constexpr,
     LEAST: tl.constexpr,
-    CHAINED: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr,
 ):
-    follow(CHAINED)
+    follow(PROGRAMMATIC)
     token = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, COLUMNS)
     is_real = columns < WIDTH

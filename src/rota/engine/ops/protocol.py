@@ -8,7 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from rota.engine.layer_cache import LayerCache
-from rota.engine.lora.open_product import Output
+from rota.engine.lora.deferred import Output
 from rota.engine.step.device_step import DeviceStep
 
 # ── open sites ──────────────────────────────────────────────────────────────────────────────────────────────────────

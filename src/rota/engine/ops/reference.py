@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rota.engine.layer_cache import LayerCache, in_eight_bits_together, writable
-from rota.engine.lora.open_product import Output, closed
+from rota.engine.lora.deferred import Output, closed
 from rota.engine.step.device_step import DeviceStep
 
 # Far beyond any key or value of a working model, and small enough for products and sums in float32.

@@ -9,10 +9,10 @@ import torch
 import triton
 from torch import Tensor
 
-from rota.engine.chain import chained
-from rota.engine.lora.open_product import OpenProduct, Output
+from rota.engine.lora.deferred import DeferredLora, Output
 from rota.engine.ops import fused, with_adapters
 from rota.engine.ops.kernels import rounding_rms_norm_kernel, rounding_silu_multiply_kernel
+from rota.engine.programmatic_launch import programmatic
 from rota.engine.quantised.codes import LARGEST, SMALLEST, Scaled, carry
 
 # Whether models in eight-bit floats use these operations: 0.16 to 0.26 ms of a step on an H200 (decision 0023).
@@ -35,7 +35,7 @@ class RoundingOperations:
         """(norm(x + residual), x + residual); the sum overwrites residual, the norm overwrites x if x is contiguous."""
         if not _rounds(residual):
             return fused.add_rms_norm(x, residual, weight, epsilon)
-        if isinstance(x, OpenProduct):
+        if isinstance(x, DeferredLora):
             rounded = _room(residual)
             normed, total = with_adapters.add_rms_norm(x, residual, weight, epsilon, rounded=rounded)
             return carry(normed, rounded), total
@@ -44,14 +44,14 @@ class RoundingOperations:
         return _normed(x, residual, weight, output, epsilon, adds=True), residual
 
     def silu_multiply(self, gate_up: Output) -> Tensor:
-        if isinstance(gate_up, OpenProduct) or not _rounds(gate_up, 2):
+        if isinstance(gate_up, DeferredLora) or not _rounds(gate_up, 2):
             return fused.silu_multiply(gate_up)
         tokens, width = len(gate_up), gate_up.shape[1] // 2
         output = torch.empty(tokens, width, dtype=gate_up.dtype, device=gate_up.device)
         rounded = _room(output)
         rounding_silu_multiply_kernel[(tokens,)](
             gate_up, output, rounded.codes, rounded.scales, gate_up.stride(0), WIDTH=width, MOST=LARGEST,
-            LEAST=SMALLEST, **_row_shape(width), **chained(output),
+            LEAST=SMALLEST, **_row_shape(width), **programmatic(output),
         )  # fmt: skip
         return carry(output, rounded)
 
@@ -60,7 +60,7 @@ def _normed(x: Tensor, residual: Tensor, weight: Tensor, output: Tensor, epsilon
     rounded, (tokens, width) = _room(output), x.shape
     rounding_rms_norm_kernel[(tokens,)](
         x, residual, weight, output, rounded.codes, rounded.scales, epsilon, x.stride(0), WIDTH=width, ADD=adds,
-        MOST=LARGEST, LEAST=SMALLEST, **_row_shape(width), **chained(output),
+        MOST=LARGEST, LEAST=SMALLEST, **_row_shape(width), **programmatic(output),
     )  # fmt: skip
     return carry(output, rounded)
 

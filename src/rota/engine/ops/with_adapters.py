@@ -13,17 +13,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rota.engine.chain import chained
 from rota.engine.layer_cache import LayerCache
-from rota.engine.lora.open_product import OpenProduct
+from rota.engine.lora.deferred import DeferredLora
 from rota.engine.ops.with_adapters_kernels import add_rms_norm_kernel, rotate_and_store_kernel, silu_multiply_kernel
+from rota.engine.programmatic_launch import programmatic
 from rota.engine.quantised.codes import LARGEST, SMALLEST, Scaled
 from rota.engine.step.device_step import DeviceStep
 
 # The smallest number of rows a matrix instruction takes.
 SMALLEST_DOT = 16
 SMALL_TILE = 32
-# Slots of up to so many ranks are read whole, before a rank is known. Only an annex has zeros beyond a rank.
+# Slots of up to so many ranks are read whole, before a rank is known. Only a fused LoRA A has zeros beyond a rank.
 SMALL_RANK = 16
 _OPERANDS = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
@@ -45,7 +45,7 @@ SHAPES = Shapes()
 LARGE_TILES = Shapes(silu_columns=64)
 
 
-def silu_multiply(product: OpenProduct, shapes: Shapes | None = None) -> Tensor:
+def silu_multiply(product: DeferredLora, shapes: Shapes | None = None) -> Tensor:
     """[tokens, 2 * width] -> silu(first half) * second half."""
     shapes = shapes or (SHAPES if product.batch.tile_size <= SMALL_TILE else LARGE_TILES)
     y, width = product.y, product.y.shape[1] // 2
@@ -59,7 +59,7 @@ def silu_multiply(product: OpenProduct, shapes: Shapes | None = None) -> Tensor:
 
 
 def rotate_and_store(
-    product: OpenProduct,
+    product: DeferredLora,
     rotary: Tensor,
     step: DeviceStep,
     cache: LayerCache,
@@ -86,7 +86,7 @@ def rotate_and_store(
 
 
 def add_rms_norm(
-    product: OpenProduct,
+    product: DeferredLora,
     residual: Tensor,
     weight: Tensor,
     epsilon: float,
@@ -100,62 +100,62 @@ def add_rms_norm(
     output, width = torch.empty_like(residual), y.shape[1]
     columns, by_token = triton.next_power_of_2(width), shrunk.dim() == 2
     add_rms_norm_kernel[(len(y),)](
-        y, factors.b, factors.ranks, _trims(product), batch.order, batch.token_slots, shrunk, residual, weight, output,
-        None if rounded is None else rounded.codes, None if rounded is None else rounded.scales, epsilon,
+        y, factors.b, factors.ranks, _gain_bias(product), batch.order, batch.token_slots, shrunk, residual, weight,
+        output, None if rounded is None else rounded.codes, None if rounded is None else rounded.scales, epsilon,
         len(y), len(factors.ranks), y.stride(0), shrunk.stride(-2), WIDTH=width, COLUMNS=columns,
         MAX_RANK=factors.max_rank, SHARES=1 if by_token else len(shrunk), RANKS=shapes.norm_ranks, BY_TOKEN=by_token,
-        IS_SMALL=by_token and factors.max_rank <= SMALL_RANK, TRIM=_trim(product), MOST=LARGEST,
-        LEAST=SMALLEST, **_chained(product),
+        IS_SMALL=by_token and factors.max_rank <= SMALL_RANK, GAIN_BIAS=_gain_bias_stride(product), MOST=LARGEST,
+        LEAST=SMALLEST, **_programmatic(product),
         num_warps=min(16, max(1, columns // (32 * shapes.norm_columns))), num_stages=shapes.stages,
     )  # fmt: skip
     return output, residual
 
 
-def _tiles(product: OpenProduct) -> int:
+def _tiles(product: DeferredLora) -> int:
     """Tiles of adapters' tokens, and behind them tiles of neighbours for the base model's."""
     batch = product.batch
     return len(batch.tile_slots) + triton.cdiv(len(product.y), batch.tile_size)
 
 
-def _tiled(product: OpenProduct) -> tuple[Tensor | None, ...]:
+def _tiled(product: DeferredLora) -> tuple[Tensor | None, ...]:
     factors, batch = product.factors, product.batch
     assert product.y.stride(1) == 1
     assert factors.b.is_contiguous()
     assert product.y.dtype == factors.b.dtype
     tiles = (batch.tile_slots, batch.tile_starts, batch.tile_counts)
-    trims, order = _trims(product), batch.order
-    return product.y, factors.b, factors.ranks, trims, order, batch.token_slots, *tiles, product.shrunk
+    gain_bias, order = _gain_bias(product), batch.order
+    return product.y, factors.b, factors.ranks, gain_bias, order, batch.token_slots, *tiles, product.shrunk
 
 
-def _numbers(product: OpenProduct) -> tuple[int, ...]:
+def _numbers(product: DeferredLora) -> tuple[int, ...]:
     y, shrunk = product.y, product.shrunk
     return len(y), len(product.batch.tile_slots), len(product.factors.ranks), y.stride(0), shrunk.stride(-2)
 
 
-def _constants(product: OpenProduct) -> dict[str, Any]:
+def _constants(product: DeferredLora) -> dict[str, Any]:
     factors, shrunk = product.factors, product.shrunk
     by_token = shrunk.dim() == 2
     return {
         "MAX_RANK": factors.max_rank, "SHARES": 1 if by_token else len(shrunk), "TILE": product.batch.tile_size,
-        "RANKS": SMALLEST_DOT, "OPERAND": _operand(factors.b), "BY_TOKEN": by_token, **_chained(product),
-        "TRIM": _trim(product),
+        "RANKS": SMALLEST_DOT, "OPERAND": _operand(factors.b), "BY_TOKEN": by_token, **_programmatic(product),
+        "GAIN_BIAS": _gain_bias_stride(product),
     }  # fmt: skip
 
 
-def _chained(product: OpenProduct) -> dict[str, bool]:
+def _programmatic(product: DeferredLora) -> dict[str, bool]:
     """Where x A.T does not come with the product, two kernels run before this one, and it cannot wait inside."""
-    return chained(product.y) if product.shrunk.dim() == 2 else {"CHAINED": False}
+    return programmatic(product.y) if product.shrunk.dim() == 2 else {"PROGRAMMATIC": False}
 
 
-def _trims(product: OpenProduct) -> Tensor | None:
-    trims = product.factors.trims
-    return None if trims is None else trims.numbers
+def _gain_bias(product: DeferredLora) -> Tensor | None:
+    gain_bias = product.factors.gain_bias
+    return None if gain_bias is None else gain_bias.numbers
 
 
-def _trim(product: OpenProduct) -> int:
-    """Numbers from a slot's trims to the next slot's; 0: there are none."""
-    trims = _trims(product)
-    return 0 if trims is None else trims.stride(0)
+def _gain_bias_stride(product: DeferredLora) -> int:
+    """Numbers from a slot's gains and biases to the next slot's; 0: there are none."""
+    gain_bias = _gain_bias(product)
+    return 0 if gain_bias is None else gain_bias.stride(0)
 
 
 def _operand(factor: Tensor) -> tl.dtype:

@@ -15,8 +15,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from rota.engine.chain import follow
 from rota.engine.ops.kernels import in_eight_bits, normed_heads, store_both, store_heads, turned
+from rota.engine.programmatic_launch import follow
 
 # ── adding ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 # What adapters add, computed inside another kernel: `expand` without its loads and stores of y.
@@ -115,7 +115,7 @@ def _two_of_b(b_at, nth, is_rank, inside, B_APART: tl.constexpr, OUTPUTS: tl.con
 
 @triton.jit
 def _is_stored(nth, rank, MAX_RANK: tl.constexpr, BY_TOKEN: tl.constexpr):
-    """Which ranks stand in x @ A.T: in an annex all, in shares those up to a matrix instruction's size."""
+    """Which ranks stand in x @ A.T: in a fused LoRA A all, in shares those up to a matrix instruction's size."""
     if BY_TOKEN:
         return nth < MAX_RANK
     else:
@@ -123,19 +123,19 @@ def _is_stored(nth, rank, MAX_RANK: tl.constexpr, BY_TOKEN: tl.constexpr):
 
 
 @triton.jit
-def trims_at(trims, slot, column, mask, OUTPUTS: tl.constexpr, TRIM: tl.constexpr):
+def gain_bias_at(gain_bias, slot, column, mask, OUTPUTS: tl.constexpr, GAIN_BIAS: tl.constexpr):
     """A slot's gain and shift of these columns; where the mask is false they change nothing."""
-    if TRIM:
-        at = trims + slot * TRIM + column
+    if GAIN_BIAS:
+        at = gain_bias + slot * GAIN_BIAS + column
         return tl.load(at, mask=mask, other=1.0), tl.load(at + OUTPUTS, mask=mask, other=0.0)
     else:
         return 1.0, 0.0
 
 
 @triton.jit
-def trimmed(y, gain, shift, TRIM: tl.constexpr):
-    """y as trims leave it (lora/trims.py), or as it is where slots have none."""
-    if TRIM:
+def with_gain_bias(y, gain, shift, GAIN_BIAS: tl.constexpr):
+    """y as gains and biases leave it (lora/gain_bias.py), or as it is where slots have none."""
+    if GAIN_BIAS:
         return y * gain + shift
     else:
         return y
@@ -151,7 +151,7 @@ def silu_multiply_kernel(
     y,  # -> [tokens, 2 * WIDTH]
     b,  # -> [slots, MAX_RANK, 2 * WIDTH]
     ranks,  # -> [slots] int32
-    trims,  # -> [slots, gains and shifts, 2 * WIDTH] float32, or None
+    gain_bias,  # -> [slots, gains and shifts, 2 * WIDTH] float32, or None
     order, token_slots, tile_slots, tile_starts, tile_counts,
     shrunk,  # -> [SHARES, tokens in their order, 2 * MAX_RANK]; BY_TOKEN: [tokens, slots, 2 * MAX_RANK]
     output,  # -> [tokens, WIDTH]
@@ -168,10 +168,10 @@ def silu_multiply_kernel(
     RANKS: tl.constexpr,
     OPERAND: tl.constexpr,
     BY_TOKEN: tl.constexpr,
-    TRIM: tl.constexpr,  # numbers from a slot's trims to the next slot's; 0: there are none
-    CHAINED: tl.constexpr,
+    GAIN_BIAS: tl.constexpr,  # numbers from a slot's gains and biases to the next slot's; 0: there are none
+    PROGRAMMATIC: tl.constexpr,
 ):  # fmt: skip
-    follow(CHAINED)
+    follow(PROGRAMMATIC)
     slot, rank, place, token, is_token, count = look_up(
         tl.program_id(1), order, token_slots, tile_slots, tile_starts, tile_counts, ranks, tokens, tiles, slots, TILE
     )
@@ -186,14 +186,14 @@ def silu_multiply_kernel(
     s_at = shrunk_at(shrunk, place[:, None], token[:, None], slot, row_stride, 2, MAX_RANK, BY_TOKEN)
     b_at = b + slot * (MAX_RANK * 2 * WIDTH) + column
     is_adapted = inside & (tl.program_id(1) < tiles)
-    gate_gain, gate_shift = trims_at(trims, slot, column, is_adapted, 2 * WIDTH, TRIM)
-    up_gain, up_shift = trims_at(trims, slot, column + WIDTH, is_adapted, 2 * WIDTH, TRIM)
+    gate_gain, gate_shift = gain_bias_at(gain_bias, slot, column, is_adapted, 2 * WIDTH, GAIN_BIAS)
+    up_gain, up_shift = gain_bias_at(gain_bias, slot, column + WIDTH, is_adapted, 2 * WIDTH, GAIN_BIAS)
     to_gate, to_up = added(
         s_at, b_at, is_token, is_adapted, rank, tokens * (2 * MAX_RANK), MAX_RANK,
         MAX_RANK, WIDTH, 2 * WIDTH, SHARES, RANKS, OPERAND, BY_TOKEN,
     )  # fmt: skip
-    gate = trimmed(gate.to(tl.float32) + to_gate, gate_gain, gate_shift, TRIM)
-    up = trimmed(up.to(tl.float32) + to_up, up_gain, up_shift, TRIM)
+    gate = with_gain_bias(gate.to(tl.float32) + to_gate, gate_gain, gate_shift, GAIN_BIAS)
+    up = with_gain_bias(up.to(tl.float32) + to_up, up_gain, up_shift, GAIN_BIAS)
     result = (gate * tl.sigmoid(gate) * up).to(output.dtype.element_ty)
     tl.store(output + token[:, None] * WIDTH + column, result, mask=is_real)
 
@@ -203,7 +203,7 @@ def rotate_and_store_kernel(
     y,  # -> [tokens, (HEADS + 2 * KV_HEADS) * head_dim]
     b,  # -> [slots, MAX_RANK, the same]
     ranks,
-    trims,  # -> [slots, gains and shifts, the same] float32, or None
+    gain_bias,  # -> [slots, gains and shifts, the same] float32, or None
     order, token_slots, tile_slots, tile_starts, tile_counts,
     shrunk,  # -> [SHARES, tokens in their order, 3 * MAX_RANK]; BY_TOKEN: [tokens, slots, 3 * MAX_RANK]
     # As in `fused_kernels.rotate_and_store_kernel`:
@@ -211,11 +211,11 @@ def rotate_and_store_kernel(
     tokens, tiles, slots, y_stride, row_stride, page_stride, head_stride, token_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, HALF_TILE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, NORMS: tl.constexpr, MAX_RANK: tl.constexpr, SHARES: tl.constexpr, TILE: tl.constexpr,
-    RANKS: tl.constexpr, OPERAND: tl.constexpr, BY_TOKEN: tl.constexpr, TRIM: tl.constexpr,
-    CHAINED: tl.constexpr,
+    RANKS: tl.constexpr, OPERAND: tl.constexpr, BY_TOKEN: tl.constexpr, GAIN_BIAS: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr,
 ):  # fmt: skip
     """One head of a tile's tokens, in halves, because a rotation turns pairs."""
-    follow(CHAINED)
+    follow(PROGRAMMATIC)
     slot, rank, place, token, is_token, count = look_up(
         tl.program_id(1), order, token_slots, tile_slots, tile_starts, tile_counts, ranks, tokens, tiles, slots, TILE
     )
@@ -234,14 +234,14 @@ def rotate_and_store_kernel(
     s_at = shrunk_at(shrunk, place[:, None], token[:, None], slot, row_stride, 3, MAX_RANK, BY_TOKEN) + part * MAX_RANK
     OUTPUTS: tl.constexpr = (HEADS + 2 * KV_HEADS) * 2 * HALF
     is_adapted = is_pair & (tl.program_id(1) < tiles)
-    low_gain, low_shift = trims_at(trims, slot, column, is_adapted, OUTPUTS, TRIM)
-    high_gain, high_shift = trims_at(trims, slot, column + HALF, is_adapted, OUTPUTS, TRIM)
+    low_gain, low_shift = gain_bias_at(gain_bias, slot, column, is_adapted, OUTPUTS, GAIN_BIAS)
+    high_gain, high_shift = gain_bias_at(gain_bias, slot, column + HALF, is_adapted, OUTPUTS, GAIN_BIAS)
     to_low, to_high = added(
         s_at, b + slot * (MAX_RANK * OUTPUTS) + column, is_token, is_adapted, rank,
         tokens * (3 * MAX_RANK), MAX_RANK, 0, HALF, OUTPUTS, SHARES, RANKS, OPERAND, BY_TOKEN,
     )  # fmt: skip
-    low = trimmed(low.to(tl.float32) + to_low, low_gain, low_shift, TRIM)
-    high = trimmed(high.to(tl.float32) + to_high, high_gain, high_shift, TRIM)
+    low = with_gain_bias(low.to(tl.float32) + to_low, low_gain, low_shift, GAIN_BIAS)
+    high = with_gain_bias(high.to(tl.float32) + to_high, high_gain, high_shift, GAIN_BIAS)
 
     turns = part < 2
     if NORMS:
@@ -270,7 +270,7 @@ def add_rms_norm_kernel(
     y,  # -> [tokens, WIDTH]
     b,  # -> [slots, MAX_RANK, WIDTH]
     ranks,
-    trims,  # -> [slots, gains and shifts, WIDTH] float32, or None
+    gain_bias,  # -> [slots, gains and shifts, WIDTH] float32, or None
     order, token_slots,
     shrunk,  # -> [SHARES, tokens in their order, MAX_RANK]; BY_TOKEN: [tokens, slots, MAX_RANK]
     residual,  # -> [tokens, WIDTH], becomes the sum
@@ -281,13 +281,13 @@ def add_rms_norm_kernel(
     epsilon, tokens, slots, y_stride, row_stride,
     WIDTH: tl.constexpr, COLUMNS: tl.constexpr, MAX_RANK: tl.constexpr, SHARES: tl.constexpr, RANKS: tl.constexpr,
     BY_TOKEN: tl.constexpr, IS_SMALL: tl.constexpr,  # whether a slot is read whole
-    TRIM: tl.constexpr, MOST: tl.constexpr, LEAST: tl.constexpr, CHAINED: tl.constexpr,
+    GAIN_BIAS: tl.constexpr, MOST: tl.constexpr, LEAST: tl.constexpr, PROGRAMMATIC: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, COLUMNS)
     is_real = column < WIDTH
     # Here, not where it is used: a norm's weights come from memory, and behind the sum their way would be waited for.
     scale = tl.load(weight + column, mask=is_real, other=0.0).to(tl.float32)
-    follow(CHAINED)
+    follow(PROGRAMMATIC)
     place = tl.program_id(0)
     token = place.to(tl.int64)
     if not BY_TOKEN:
@@ -298,8 +298,8 @@ def add_rms_norm_kernel(
     row = tl.load(y + token * y_stride + column, mask=is_real, other=0.0).to(tl.float32)
     residual_at = residual + token * WIDTH + column
     beside = tl.load(residual_at, mask=is_real, other=0.0).to(tl.float32)
-    gain, shift = trims_at(trims, slot, column, is_real & has_adapter, WIDTH, TRIM)
-    if not TRIM:
+    gain, shift = gain_bias_at(gain_bias, slot, column, is_real & has_adapter, WIDTH, GAIN_BIAS)
+    if not GAIN_BIAS:
         row += beside
 
     nth = tl.arange(0, RANKS)
@@ -313,8 +313,8 @@ def add_rms_norm_kernel(
         s = summed(s_at + nth, is_rank, tokens * MAX_RANK, SHARES)
         total += tl.sum(some.to(tl.float32) * s[:, None], 0)
         nth += RANKS
-    row = trimmed(row + tl.where(rank > 0, total, 0.0), gain, shift, TRIM)
-    if TRIM:
+    row = with_gain_bias(row + tl.where(rank > 0, total, 0.0), gain, shift, GAIN_BIAS)
+    if GAIN_BIAS:
         row += beside
 
     # The norm sees the sum as later layers will see it: rounded.

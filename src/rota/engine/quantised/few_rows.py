@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rota.engine.chain import chained
+from rota.engine.programmatic_launch import programmatic
 from rota.engine.quantised.few_rows_kernels import few_rows_kernel, write_out_kernel
 from rota.engine.quantised.packing import TILE, Packed
 from rota.engine.row_product import MOST_LOADED, SMALLEST_DOT
@@ -56,7 +56,7 @@ def multiply(x: Tensor, packed: Packed, bias: Tensor | None, ended: Tensor, tuni
         BITS=packed.bits, STEP=packed.step, PER_GROUP=packed.per_group, COLUMNS=tuning.columns, ROWS=tile_rows,
         IS_EVEN=packed.inputs % packed.step == 0, IS_SHARED=tuning.shares > 1,
         AT_ONCE=max(1, min(8, MOST_LOADED // (tuning.columns * tile_rows))), HAS_BIAS=bias is not None,
-        OPERAND=_operand(x.dtype), **chained(x), num_warps=tuning.warps, num_stages=STAGES[tile_rows],
+        OPERAND=_operand(x.dtype), **programmatic(x), num_warps=tuning.warps, num_stages=STAGES[tile_rows],
     )  # fmt: skip
     return y
 

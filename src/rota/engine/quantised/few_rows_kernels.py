@@ -18,7 +18,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from rota.engine.chain import follow
+from rota.engine.programmatic_launch import follow
 from rota.engine.row_product import add_shares, store_tile
 
 # ── unpacking ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -175,7 +175,7 @@ def few_rows_kernel(
     AT_ONCE: tl.constexpr,  # shares that are loaded together
     HAS_BIAS: tl.constexpr,
     OPERAND: tl.constexpr,
-    CHAINED: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr,
 ):  # fmt: skip
     # Programs that begin one after the other read the same part of the matrix.
     row_tile, tile, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -185,7 +185,7 @@ def few_rows_kernel(
     first = share * share_steps
     x_at = x + row[:, None].to(tl.int64) * x_stride + (first * STEP + input)[None, :]
     words_at = _words_at(words, stored, first, tile_stride, output_stride, step_stride, STEP * BITS // 32)
-    follow(CHAINED)
+    follow(PROGRAMMATIC)
     total = tl.zeros([COLUMNS, ROWS], tl.float32)
     for step in range(first, tl.minimum(first + share_steps, steps)):
         is_real = (row < rows)[:, None]

@@ -52,7 +52,7 @@ class Parts:
 
 
 class MatrixMaker(Protocol):
-    """Makes the matrices that fit; adapters run beside them, so none has an annex."""
+    """Makes the matrices that fit; adapters run beside them, so none has a fused LoRA A."""
 
     def fits(self, names: Sequence[str], outputs: int, inputs: int) -> bool:
         """Whether a matrix of these parts takes the maker's form."""

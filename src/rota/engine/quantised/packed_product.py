@@ -15,6 +15,7 @@ from torch.nn import functional
 from triton.runtime.errors import OutOfResources
 
 from rota.core.stages import Choice
+from rota.engine.autotune import chosen
 from rota.engine.model.gemm_choice import graph_milliseconds
 from rota.engine.quantised.codes import Scaled, carried, carry
 from rota.engine.quantised.few_rows import ProductTuning, ended_for, multiply, written_out
@@ -22,7 +23,6 @@ from rota.engine.quantised.linear import Product
 from rota.engine.quantised.packing import TILE, Packed
 from rota.engine.quantised.scaled_product import round_rows
 from rota.engine.row_product import RowTuning, multiply_rows
-from rota.engine.trials import chosen
 
 # ── scaled rows ─────────────────────────────────────────────────────────────────────────────────────────────────────
 # The product of some ten to some hundred rows in eight-bit floats, x rounded row by row.

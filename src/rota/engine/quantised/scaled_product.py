@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rota.engine.chain import chained, follow
+from rota.engine.programmatic_launch import follow, programmatic
 from rota.engine.quantised.codes import LARGEST, SMALLEST, Scaled, carried
 from rota.engine.quantised.packing import Packed
 
@@ -41,9 +41,9 @@ def round_rows_kernel(
     COLUMNS: tl.constexpr,
     MOST: tl.constexpr,
     LEAST: tl.constexpr,
-    CHAINED: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr,
 ):
-    follow(CHAINED)
+    follow(PROGRAMMATIC)
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, COLUMNS)
     numbers = tl.load(x + row * x_stride + column, mask=column < WIDTH, other=0.0).to(tl.float32)
     ordered, scale = in_words(numbers, COLUMNS, MOST, LEAST)
@@ -61,7 +61,7 @@ def round_rows(x: Tensor) -> Scaled:
     columns = triton.next_power_of_2(width)
     round_rows_kernel[(rows,)](
         x, codes, scales, x.stride(0), WIDTH=width, COLUMNS=columns, MOST=LARGEST, LEAST=SMALLEST,
-        **chained(x), num_warps=min(16, max(1, columns // 512)),
+        **programmatic(x), num_warps=min(16, max(1, columns // 512)),
     )  # fmt: skip
     return Scaled(codes, scales)
 

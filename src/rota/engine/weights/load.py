@@ -19,7 +19,7 @@ from rota.engine.progress import BYTES, Progress, tell_progress
 from rota.engine.quantised.maker import MatrixMaker, StoredMatrix
 from rota.engine.weights.finite import FiniteCheck
 from rota.engine.weights.layouts.table import read_layout
-from rota.engine.weights.matrices import NO_ANNEX, AnnexRows, MatrixBuilder, MatrixSource, weight_names
+from rota.engine.weights.matrices import NO_FUSED_ROWS, FusedRows, MatrixBuilder, MatrixSource, weight_names
 from rota.engine.weights.reads.parallel import Copies, ParallelReads
 from rota.engine.weights.reads.pinned import CopierFor, pinned_on_gpu
 from rota.engine.weights.reads.ring import USUAL_SETUP, Copier, FileRange, RingSetup
@@ -100,9 +100,9 @@ class Weights:
     layers: tuple[LayerWeights, ...]
     norm: Tensor
     head: Projection
-    size_bytes: int  # without annexes
+    size_bytes: int  # without fused LoRA A
     # By site, [layers, rows, inputs]: where the adapters' A lie below the matrices.
-    annexes: Mapping[str, Tensor] = field(default_factory=dict)
+    fused_lora_a: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def weight_bytes(spec: ModelSpec, dtype: torch.dtype, shard: Shard = WHOLE, maker: MatrixMaker | None = None) -> int:
@@ -127,7 +127,7 @@ def load_weights(
     device: torch.device,
     dtype: torch.dtype,
     quiet: bool = False,
-    annex: AnnexRows = NO_ANNEX,
+    fused: FusedRows = NO_FUSED_ROWS,
     maker: MatrixMaker | None = None,
     shard: Shard = WHOLE,
     copier_for: CopierFor = pinned_on_gpu,
@@ -150,7 +150,7 @@ def load_weights(
         title, size = f"Loading {folder.name}", weight_bytes(spec, dtype, shard)
         with Progress(title, size, BYTES, quiet) as progress, read_from as copies:
             reading = WeightLoad(shards, stored, spec, shard, dtype, progress.update, copies)
-            weights = _build(spec, device, dtype, reading.source, annex, maker, shard)
+            weights = _build(spec, device, dtype, reading.source, fused, maker, shard)
             reading.check_finite()
             return weights
 
@@ -179,7 +179,7 @@ def dummy_weights(
     device: torch.device,
     dtype: torch.dtype,
     seed: int = 0,
-    annex: AnnexRows = NO_ANNEX,
+    fused: FusedRows = NO_FUSED_ROWS,
     maker: MatrixMaker | None = None,
     shard: Shard = WHOLE,
 ) -> Weights:
@@ -208,7 +208,7 @@ def dummy_weights(
             target.zero_()
 
     source = MatrixSource(fill, cut_of=functools.partial(shard.cut, spec=spec))
-    return _build(spec, device, dtype, source, annex, maker, shard)
+    return _build(spec, device, dtype, source, fused, maker, shard)
 
 
 def _build(
@@ -216,12 +216,12 @@ def _build(
     device: torch.device,
     dtype: torch.dtype,
     source: MatrixSource,
-    annex: AnnexRows = NO_ANNEX,
+    fused: FusedRows = NO_FUSED_ROWS,
     maker: MatrixMaker | None = None,
     shard: Shard = WHOLE,
 ) -> Weights:
     spec, tokens = shard.local(whole), shard.tokens(whole.vocab_size)
-    builder = MatrixBuilder(device, dtype, source, spec.layers, annex, maker)
+    builder = MatrixBuilder(device, dtype, source, spec.layers, fused, maker)
     embedding = builder.tensor("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
     layers = tuple(_build_layer(spec, builder, index) for index in range(spec.layers))
     norm = builder.tensor("model.norm.weight", spec.hidden_size)
@@ -231,7 +231,7 @@ def _build(
         head = builder.tied_head("model.embed_tokens.weight", rows, tokens)
     else:
         head = builder.head("lm_head.weight", tokens.end - tokens.first, spec.hidden_size)
-    return Weights(embedding, layers, norm, head, builder.size_bytes, builder.annexes)
+    return Weights(embedding, layers, norm, head, builder.size_bytes, builder.fused_lora_a)
 
 
 def _build_layer(spec: ModelSpec, builder: MatrixBuilder, index: int) -> LayerWeights:

@@ -17,8 +17,8 @@ from rota.engine.quantised.maker import CutOf, Find, MatrixMaker, Parts, nothing
 # Writes the tensor of this name into a part of a matrix.
 Fill = Callable[[str, Tensor], None]
 # By site: how many rows below its matrices are for adapters.
-AnnexRows = Mapping[str, int]
-NO_ANNEX: AnnexRows = {}
+FusedRows = Mapping[str, int]
+NO_FUSED_ROWS: FusedRows = {}
 # In elements: a product's rows begin where every kernel can read at full width.
 ALIGNMENT = 64
 
@@ -38,7 +38,7 @@ def weight_names(site: SiteShape, layer: int) -> list[str]:
 
 
 class MatrixBuilder:
-    """Makes a model's matrices, by a maker if there is one, and counts their bytes, without those of annexes."""
+    """Makes a model's matrices, by a maker if there is one, and counts their bytes, without those of fused LoRA A."""
 
     def __init__(
         self,
@@ -46,18 +46,18 @@ class MatrixBuilder:
         dtype: torch.dtype,
         source: MatrixSource,
         layers: int,
-        annex: AnnexRows,
+        fused: FusedRows,
         maker: MatrixMaker | None = None,
     ) -> None:
         self._device = device
         self._dtype = dtype
         self._source = source
         self._layers = layers
-        self._annex_rows = annex
+        self._fused_rows = fused
         self._maker = maker
         self._blocks: dict[str, Tensor] = {}
         self._gemms: dict[tuple[int, ...], GemmChoice] = {}
-        self.annexes: dict[str, Tensor] = {}  # by site, [layers, rows, inputs]: the adapters' rows
+        self.fused_lora_a: dict[str, Tensor] = {}  # by site, [layers, rows, inputs]: the adapters' rows
         self.size_bytes = 0
 
     def tensor(self, name: str, *shape: int) -> Tensor:
@@ -66,11 +66,11 @@ class MatrixBuilder:
         return target
 
     def site(self, shape: SiteShape, layer: int, has_bias: bool) -> Projection:
-        """The matrices of a site's parts, one below the other; with an annex, the adapters' rows lie below them."""
+        """The matrices of a site's parts, one below the other, and below them the rows of a fused LoRA A."""
         names = weight_names(shape, layer)
         if self._maker is not None and self._maker.fits(names, shape.outputs, shape.inputs):
             return self._counted(self._made(self._maker, names, shape, layer, has_bias))
-        rows = self._annex_rows.get(shape.name, 0)
+        rows = self._fused_rows.get(shape.name, 0)
         weight = self._block(shape, rows)[layer] if rows else self._empty(shape.outputs, shape.inputs)
         # The bias is zero at the adapters' rows.
         bias = torch.zeros(len(weight), dtype=self._dtype, device=self._device) if has_bias else None
@@ -118,7 +118,7 @@ class MatrixBuilder:
             all_rows = -(-(shape.outputs + rows) // ALIGNMENT) * ALIGNMENT
             block = self._blocks[shape.name] = self._empty(self._layers, all_rows, shape.inputs)
             block[:, shape.outputs :].zero_()
-            self.annexes[shape.name] = block[:, shape.outputs : shape.outputs + rows]
+            self.fused_lora_a[shape.name] = block[:, shape.outputs : shape.outputs + rows]
         return self._blocks[shape.name]
 
     def _fill_parts(self, shape: SiteShape, layer: int, what: str, target: Tensor) -> Tensor:

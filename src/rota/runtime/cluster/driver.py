@@ -246,7 +246,7 @@ class Driver:
     async def _host_engine(self, order: EngineOrder, group: Any) -> None:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        # Ray would start an actor again on its own; the supervisor does that, with new keys and its own patience.
+        # Ray would start an actor again on its own; the supervisor does that, with new keys and its own time-out.
         host = self._host.options(
             num_cpus=order.need.bundle.get("CPU", 0),
             num_gpus=order.need.bundle.get("GPU", 0),

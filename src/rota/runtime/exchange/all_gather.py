@@ -182,7 +182,7 @@ def _lock(file: int, within_s: float = 0.0, kind: int = fcntl.LOCK_EX) -> bool:
 WORDS = 11
 MOST_RANKS = 32
 # A living rank that has not come after this time is left out: nobody waits longer.
-PATIENCE_S = 1.0
+TIMEOUT_S = 1.0
 # How often a rank that waits looks whether another has died, of which no bell tells.
 LOOK_S = 0.02
 
@@ -250,13 +250,13 @@ class AllGather:
             self._bells.wait(LOOK_S)
             now = time.monotonic()
             if now - looked_at >= LOOK_S:  # however often others ring
-                self._leave_out_late(missing, now - began_at - PATIENCE_S)
+                self._leave_out_late(missing, now - began_at - TIMEOUT_S)
                 looked_at = now
             said, missing = self._look(self.round, self._members)
         return said
 
     def _leave_out_late(self, missing: list[int], late_s: float) -> None:
-        if late_s > PATIENCE_S:  # another process was stopped inside a gate
+        if late_s > TIMEOUT_S:  # another process was stopped inside a gate
             raise LateError
         for rank in missing:
             if late_s > 0.0 or self._marks.is_dead(rank):

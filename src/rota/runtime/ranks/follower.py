@@ -20,8 +20,7 @@ from rota.core.errors import ConfigError, EngineDiedError, EngineLostError
 from rota.core.messages import Message
 from rota.policy.step_times import StepTimes
 from rota.runtime.children import freeze_heap
-from rota.runtime.patience import LINGER_S
-from rota.runtime.pulse import BEAT_S, Pulse
+from rota.runtime.heartbeat import BEAT_S, Heartbeat
 from rota.runtime.ranks.meeting import (
     CODEC,
     MEET_S,
@@ -36,7 +35,8 @@ from rota.runtime.ranks.meeting import (
 )
 from rota.runtime.ranks.processes import FollowerJob, FollowerProcess, LaunchedProcess
 from rota.runtime.service import explain
-from rota.runtime.start import know_trials, listen_for_progress, tell_progress
+from rota.runtime.start import know_autotuned, listen_for_progress, tell_progress
+from rota.runtime.timeouts import LINGER_S
 from rota.runtime.wire import Failed, Outbox, Ready, Stop
 from rota.runtime.world import Device
 
@@ -115,7 +115,7 @@ def _serve(job: FollowerJob, welcome: Welcome, context: zmq.Context[Socket], pla
     outbox = Outbox(reports)
     listen_for_progress(outbox.tell_progress)
     tell_progress("Building")
-    know_trials(job.trials)
+    know_autotuned(job.autotuned)
     try:
         device = job.make_device(replace(job.config, meeting=welcome.meeting))
 
@@ -125,8 +125,8 @@ def _serve(job: FollowerJob, welcome: Welcome, context: zmq.Context[Socket], pla
         device.listen(report)
         freeze_heap()
         outbox.send([Ready(device.capacity)])
-        pulse = Pulse(outbox.tell_alive, StepTimes.of(device.capacity))
-        replay(device, plans, pulse, job.config.scheduler.overlap_depth)
+        heartbeat = Heartbeat(outbox.tell_alive, StepTimes.of(device.capacity))
+        replay(device, plans, heartbeat, job.config.scheduler.overlap_depth)
         return STOPPED
     except Exception as error:  # the border of a process: the leader must hear why
         outbox.send([Failed(explain(error))])
@@ -135,7 +135,7 @@ def _serve(job: FollowerJob, welcome: Welcome, context: zmq.Context[Socket], pla
         reports.close()
 
 
-def replay(device: Device[Any], plans: Socket, pulse: Pulse, depth: int = 2) -> None:
+def replay(device: Device[Any], plans: Socket, heartbeat: Heartbeat, depth: int = 2) -> None:
     """Carry out every plan in the order of the leader, until `Stop`.
 
     A step is collected as late as at the leader: when `depth` steps are in flight behind it.
@@ -144,10 +144,10 @@ def replay(device: Device[Any], plans: Socket, pulse: Pulse, depth: int = 2) -> 
     number = 0
 
     def collect() -> None:
-        pulse.step_ended(device.collect(in_flight.popleft()).step_s)
+        heartbeat.step_ended(device.collect(in_flight.popleft()).step_s)
 
     while True:
-        pulse.beat()
+        heartbeat.beat()
         if not plans.poll(math.ceil(BEAT_S * 1000.0)):
             while in_flight:  # the leader is idle, so it has collected all
                 collect()
@@ -159,7 +159,7 @@ def replay(device: Device[Any], plans: Socket, pulse: Pulse, depth: int = 2) -> 
         number += 1
         if record.number != number:
             raise EngineDiedError(f"Plan {number} is missing: plan {record.number} came instead.")
-        pulse.step_begins(record.plan.prompt_tokens)
+        heartbeat.step_begins(record.plan.prompt_tokens)
         in_flight.append(device.submit(record.plan))
         if len(in_flight) > depth:
             collect()

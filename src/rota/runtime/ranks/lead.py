@@ -25,11 +25,11 @@ from rota.core.ids import AdapterId
 from rota.core.messages import AdapterFailed, AdapterFetched, AdapterReady, Message
 from rota.core.plan import StepPlan, StepResult
 from rota.core.stages import Stage
-from rota.runtime.patience import Patience, Silence
-from rota.runtime.pulse import BEAT_S
+from rota.runtime.heartbeat import BEAT_S
 from rota.runtime.ranks.meeting import MEET_S, MakeDevice, Meeting, Socket, facts, open_line
 from rota.runtime.ranks.processes import FollowerJob, FollowerProcesses, LaunchedProcess, torchrun_place
-from rota.runtime.start import EndWith, end_with, known_trials
+from rota.runtime.start import EndWith, end_with, known_autotuned
+from rota.runtime.timeouts import EngineTimeouts, Silence
 from rota.runtime.wire import Alive, Building, Failed, Ready, decode
 from rota.runtime.world import ChecksAdapters, Device, FollowsGrammars, Ticket, stages_of
 
@@ -161,14 +161,14 @@ class ReportListener:
         agreement: Agreement,
         processes: FollowerProcesses,
         end: EndWith,
-        patience: Patience,
+        timeouts: EngineTimeouts,
     ) -> None:
         self._socket = socket
         self._names = names
         self._agreement = agreement
         self._processes = processes
         self._end = end
-        self._silences = {rank: Silence(patience) for rank in names.values()}
+        self._silences = {rank: Silence(timeouts) for rank in names.values()}
         self._capacities: dict[int, Capacity] = {}
         self._changed = threading.Condition()
         self._lost = ""
@@ -337,12 +337,12 @@ _LEAST = ("blocks", "slots")
 _OF_RANK_0 = ("adapter_bytes", "slots_from", "rank_from", "decode_s", "token_s")
 
 
-def build_ranks(make_device: MakeDevice, config: EngineConfig, patience: Patience | None = None) -> Device[Any]:
+def build_ranks(make_device: MakeDevice, config: EngineConfig, timeouts: EngineTimeouts | None = None) -> Device[Any]:
     """The device of a config: one rank's own, or that of all ranks together if they have not met yet."""
     if config.model.tensor_parallel_size == 1 or config.meeting:
         return make_device(config)
     place = torchrun_place(config.model.tensor_parallel_size, os.environ)
-    return lead(make_device, config, patience or Patience(), place)
+    return lead(make_device, config, timeouts or EngineTimeouts(), place)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -364,7 +364,7 @@ class _RankSockets:
 def lead(
     make_device: MakeDevice,
     config: EngineConfig,
-    patience: Patience,
+    timeouts: EngineTimeouts,
     place: LaunchedProcess | None,
     meet_s: float = MEET_S,
 ) -> Leader[Any]:
@@ -383,7 +383,7 @@ def lead(
         port = lines.reports.bind_to_random_port("tcp://*" if place else f"tcp://{_HERE}")
         names = lines.meeting.welcome(config.meeting, f"tcp://{host}:{port}")
         agreement = Agreement(range(size))
-        listener = ReportListener(lines.reports, names, agreement, lines.processes, end_with, patience)
+        listener = ReportListener(lines.reports, names, agreement, lines.processes, end_with, timeouts)
         listener.start()
         undo.callback(listener.close)
         device = _built(make_device, config, listener)
@@ -431,7 +431,7 @@ def _open_lines(
             address=meeting.address,
             secret=secret,
             meet_s=meet_s,
-            trials=known_trials(),
+            autotuned=known_autotuned(),
         )
         for rank in range(1, size)
         if place is None

@@ -17,8 +17,8 @@ import zmq
 from rota.core.config import EngineConfig
 from rota.core.errors import ConfigError, EngineDiedError
 from rota.core.plan import StepPlan
-from rota.runtime.patience import LINGER_S
 from rota.runtime.start import tell_progress
+from rota.runtime.timeouts import LINGER_S
 from rota.runtime.wire import Codec, Stop, open_socket
 from rota.runtime.world import Device
 

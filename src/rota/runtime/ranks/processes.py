@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 from rota.core.config import EngineConfig
 from rota.core.errors import ConfigError
-from rota.core.stages import Trial
+from rota.core.stages import AutotuneResult
 from rota.runtime.children import deaf_children
 from rota.runtime.lifeline import tied
-from rota.runtime.patience import KILL_S
 from rota.runtime.ranks.meeting import MEET_S, MakeDevice
+from rota.runtime.timeouts import KILL_S
 
 # ── place ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 # A place says which rank a process is, and where rank 0 waits for the others.
@@ -89,7 +89,7 @@ class FollowerJob:
     address: str
     secret: str = ""
     meet_s: float = MEET_S
-    trials: tuple[Trial, ...] = ()  # what rank 0 was told of an engine before it
+    autotuned: tuple[AutotuneResult, ...] = ()  # what rank 0 was told of an engine before it
 
 
 class FollowerProcess:

@@ -20,11 +20,11 @@ import zmq
 from rota.core.config import EngineConfig
 from rota.core.errors import EngineDiedError
 from rota.runtime.children import start_child
-from rota.runtime.patience import KILL_S, LINGER_S, Patience
 from rota.runtime.process import engine_main
 from rota.runtime.remote.line import GuardedLine
 from rota.runtime.service import BuildDevice
 from rota.runtime.spool import adds_upload, pieces_before
+from rota.runtime.timeouts import KILL_S, LINGER_S, EngineTimeouts
 from rota.runtime.watch import Death, OnEvents, OnReady, OnWaiting, Watch
 from rota.runtime.wire import Record, encode
 
@@ -196,7 +196,9 @@ class RemoteEngine:
             if self._joined is not None and len(self._waiting) == 1:
                 self._start_sending()
 
-    def watch(self, on_ready: OnReady, on_events: OnEvents, patience: Patience, on_waiting: OnWaiting, /) -> Death:
+    def watch(
+        self, on_ready: OnReady, on_events: OnEvents, timeouts: EngineTimeouts, on_waiting: OnWaiting, /
+    ) -> Death:
         """Pass on the engine's records until it is dead; kill it once it has said nothing for too long."""
         assert self._line is not None, "it was started"
         watch = Watch(
@@ -204,7 +206,7 @@ class RemoteEngine:
             self._line.inbox,
             on_ready,
             on_events,
-            patience,
+            timeouts,
             waiting=lambda: self._elsewhere.waiting,
             on_waiting=on_waiting,
             late_s=_LATE_S,

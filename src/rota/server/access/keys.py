@@ -63,7 +63,7 @@ class Key:
     may_use_base: bool = True
     may_load: bool = True  # and unload, but only names on its list
     may_operate: bool = True  # sees and controls the whole server: metrics, dashboard, caches, all requests
-    may_set_headers: bool = True  # its calls may name the tenant and the patience of their requests
+    may_set_headers: bool = True  # its calls may name the tenant of their requests and how long these may wait
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     max_tokens_in_flight: int | None = None  # tokens that its open answers may reserve together

@@ -149,7 +149,7 @@ class Locating:
 # The adapter manager loads, renews and unloads adapters while the server runs, and waits for the result.
 
 # Most answers end within this time, and most clients wait longer.
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 LOG = logging.getLogger("rota.adapters")
 
@@ -170,7 +170,7 @@ class AdapterManager:
         self,
         service: Service,
         registry: Registry,
-        patience_s: float = PATIENCE_S,
+        timeout_s: float = TIMEOUT_S,
         locate: Locate = as_asked,
         reloads_changed: bool = False,
     ) -> None:
@@ -180,7 +180,7 @@ class AdapterManager:
         """
         self._service = service
         self._registry = registry
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._loading, self._unloading = Outcomes(), Outcomes()
         self._names = NameLocks()
         self._locate, self._reloads_changed = locate, reloads_changed
@@ -345,7 +345,7 @@ class AdapterManager:
             self._kept.discard(one.adapter_id)
             self._service.send(RemoveAdapter(adapter_id=one.adapter_id, at=time.monotonic()))
             waits.append(self._unloading.of(one.adapter_id))
-        _, late = await asyncio.wait(waits, timeout=self._patience_s)
+        _, late = await asyncio.wait(waits, timeout=self._timeout_s)
         return not late
 
     def observe(self, events: Iterable[Event]) -> None:

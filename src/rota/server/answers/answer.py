@@ -16,7 +16,7 @@ from rota.runtime.seeds import seeded
 from rota.server.access.disclosure import fault_for
 from rota.server.access.limits import CallDemand, Hold
 from rota.server.call import NO_OPTIONS, CallOptions
-from rota.server.front import Front
+from rota.server.context import AppContext
 from rota.server.open_answers import Call, OpenAnswer, name_of, request_id_for
 from rota.server.streams import CallReply, Delta
 from rota.server.traffic.route import Chosen
@@ -212,15 +212,15 @@ class Part:
 class Answer:
     """Opens a call's requests and makes chunks of their tokens. The caller that opens it closes it."""
 
-    def __init__(self, front: Front, parsed: ParsedCall, idle_s: float | None = None) -> None:
+    def __init__(self, context: AppContext, parsed: ParsedCall, idle_s: float | None = None) -> None:
         """Raises RequestError if a name is taken, a limit is met or the service is down. `idle_s`: see `next`."""
-        self._front = front
+        self._context = context
         self._parsed = parsed
         self.choices = [
             Choice(
                 position,
                 len(request.prompt),
-                parsed.text_of(request, front.tokenizer),
+                parsed.text_of(request, context.tokenizer),
                 parsed.has_output,
             )
             for position, request in enumerate(parsed.requests)
@@ -228,17 +228,19 @@ class Answer:
         self._opening = [Part(*opened) for opened in zip(self.choices, parsed.openings, strict=False)]
         self._is_refused = False
         self._usage: Usage | None = None
-        front.answers.check_free(parsed.call.key, {parsed.call.name, parsed.answer_id, *map(name_of, parsed.requests)})
+        context.answers.check_free(
+            parsed.call.key, {parsed.call.name, parsed.answer_id, *map(name_of, parsed.requests)}
+        )
         self._hold = self._reserve()
         try:
-            self.reply = front.streams.open(parsed.requests, idle_s)
+            self.reply = context.streams.open(parsed.requests, idle_s)
         except BaseException:  # whatever it is, nothing has been used
-            front.access.admission.settle(self._hold, 0)
+            context.access.admission.settle(self._hold, 0)
             raise
         chosen = tuple([one for one in parsed.chosen for _ in range(parsed.choices_per_prompt)])
         self._entry = OpenAnswer(parsed.call, parsed.answer_id, parsed.requests, self.reply, chosen)
-        front.answers.add(self._entry)
-        self._time_out = _fail_later(self.reply, front.request_timeout_s)
+        context.answers.add(self._entry)
+        self._time_out = _fail_later(self.reply, context.request_timeout_s)
 
     @property
     def is_finished(self) -> bool:
@@ -306,13 +308,13 @@ class Answer:
         if self._time_out:
             self._time_out.cancel()
         self.reply.close()
-        self._front.answers.remove(self._entry)
-        self._front.access.admission.settle(self._hold, 0 if self._is_refused else self._used())
+        self._context.answers.remove(self._entry)
+        self._context.access.admission.settle(self._hold, 0 if self._is_refused else self._used())
 
     def _reserve(self) -> Hold:
-        parsed, capacity = self._parsed, self._front.service.state.capacity
+        parsed, capacity = self._parsed, self._context.service.state.capacity
         ask = parsed.ask(capacity.max_sequence_tokens if capacity else None)
-        return self._front.access.admission.admit(parsed.call.key, ask, parsed.limit_param, parsed.sent_as[0].prompt)
+        return self._context.access.admission.admit(parsed.call.key, ask, parsed.limit_param, parsed.sent_as[0].prompt)
 
     def _used(self) -> int:
         """An answer that is cut short costs what the engine made, also if its client has not read it."""
@@ -342,11 +344,11 @@ def requests_for(
     prompts: Sequence[Tokens],
     sampling: SamplingParams,
     choices: int,
-    asks: CallOptions = NO_OPTIONS,
+    call_options: CallOptions = NO_OPTIONS,
 ) -> tuple[Request, ...]:
     """One request per choice of each prompt. A single request has the answer's name."""
-    now, scope = time.monotonic(), call.key.scope_with(asks.cache_salt)
-    priority = call.key.priority_for(asks.priority)
+    now, scope = time.monotonic(), call.key.scope_with(call_options.cache_salt)
+    priority = call.key.priority_for(call_options.priority)
     is_single = len(prompts) * choices == 1
     return tuple(
         Request(

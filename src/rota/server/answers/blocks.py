@@ -9,24 +9,24 @@ from enum import Enum
 from typing import Literal
 
 from rota.server.answers.answer import AnswerChunk, Choice, Part
-from rota.text.said import CallPiece, Said
-from rota.text.speech import Listener, Speech
+from rota.text.parsed_delta import CallPiece, ParsedDelta
+from rota.text.speech import OutputParser, Speech
 
 # ── listening ───────────────────────────────────────────────────────────────────────────────────────────────────────
 # Listeners sort the text of every choice of an answer: content, reasoning, tool calls.
 
-__all__ = ["Listeners", "Speech"]
+__all__ = ["OutputParsers", "Speech"]
 
 
-class Listeners:
+class OutputParsers:
     """One listener a choice. Every chunk goes through `said` once, in its order; `finish_reason` is asked after it."""
 
     def __init__(self, speech: Speech) -> None:
         self._speech = speech
-        self._listeners: dict[Choice, Listener] = {}
+        self._listeners: dict[Choice, OutputParser] = {}
         self._callers: set[Choice] = set()
 
-    def said(self, choice: Choice, chunk: AnswerChunk) -> Said:
+    def said(self, choice: Choice, chunk: AnswerChunk) -> ParsedDelta:
         """What a chunk says. The last chunk also says what was held back."""
         if (listener := self._listeners.get(choice)) is None:
             listener = self._listeners[choice] = self._speech.listener(self._new_id)
@@ -85,7 +85,7 @@ class AnswerBlocks:
     """The blocks of an answer with one choice. Every chunk is heard once, in its order."""
 
     def __init__(self, speech: Speech) -> None:
-        self._listeners = Listeners(speech)
+        self._listeners = OutputParsers(speech)
         self._open: tuple[Kind, int] | None = None
         self.all: list[Block] = []
         # Of an answer that is not streamed: texts alone, for the garbage collector's sake.
@@ -112,21 +112,21 @@ class AnswerBlocks:
         """The blocks of a whole answer, of which these are the last parts."""
         for part in parts:
             self.gather(part)
-        whole = Said("".join(self._contents), "".join(self._thoughts), tuple(self._calls))
+        whole = ParsedDelta("".join(self._contents), "".join(self._thoughts), tuple(self._calls))
         for _ in self._say(whole):
             pass
         for _ in self._finish():
             pass
         return self.all
 
-    def _said(self, part: Part) -> Said:
+    def _said(self, part: Part) -> ParsedDelta:
         said = self._listeners.said(part.choice, part.chunk)
         if said.reasoning and not said.content:
             self.reasoning_tokens += len(part.chunk.tokens)
         self.finish_reason = self._listeners.finish_reason(part.choice, part.chunk)
         return said
 
-    def _say(self, said: Said) -> Iterator[Change]:
+    def _say(self, said: ParsedDelta) -> Iterator[Change]:
         if said.reasoning:
             yield from self._add("reasoning", said.reasoning)
         if said.content:

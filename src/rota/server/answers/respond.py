@@ -20,8 +20,8 @@ from rota.core.request import Request
 from rota.runtime.registry import Registry
 from rota.server.answers.answer import Answer, ParsedCall, Part
 from rota.server.call import HEADER
+from rota.server.context import AppContext
 from rota.server.errors import ClientGone, error_body, note
-from rota.server.front import Front
 
 # ── version header ──────────────────────────────────────────────────────────────────────────────────────────────────
 # An answer of an adapter says which version gave it: in a header, and where it went on under another one.
@@ -138,7 +138,7 @@ class EventStream(Response):
 # A shape writes an answer for its client: whole, or as the packets of a stream.
 
 
-class Shape(Protocol):
+class ResponseWriter(Protocol):
     """What `respond` needs of a route."""
 
     media_type: str  # of a stream
@@ -216,69 +216,73 @@ class OnlyWhole(ABC):
 # Each grammar of a call is checked before its requests are sent to an engine.
 
 
-async def check_grammars(front: Front, parsed: ParsedCall) -> None:
+async def check_grammars(context: AppContext, parsed: ParsedCall) -> None:
     """Raises RequestError for a grammar that no answer can follow."""
     grammars = {request.sampling.grammar for request in parsed.requests} - {None}
     for grammar in grammars:
         assert grammar is not None
-        if front.room is None or not front.has_grammars:
+        if context.room is None or not context.has_grammars:
             message = f"{grammar.param} is not supported: this server was started without grammars."
             raise RequestError.bad_field(grammar.param, message)
-        await front.room.check(grammar, parsed.call.key.name)
+        await context.room.check(grammar, parsed.call.key.name)
 
 
 # ── respond ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 # Every route that generates answers here, whole or streamed, in any shape.
 
 
-async def respond(front: Front, http: HttpRequest, parsed: ParsedCall, shape: Shape, is_streamed: bool) -> Response:
+async def respond(
+    context: AppContext, http: HttpRequest, parsed: ParsedCall, writer: ResponseWriter, is_streamed: bool
+) -> Response:
     """Answer a call. An error before the first byte has its own status, also for a stream.
 
     A stream's headers leave with its first token, or after `keep_alive_s` without a token. From then on, empty lines
     keep it alive, and an error is its last event. When the client leaves, its requests end.
     """
-    await check_grammars(front, parsed)
-    answer = Answer(front, parsed, front.keep_alive_s if is_streamed else None)
+    await check_grammars(context, parsed)
+    answer = Answer(context, parsed, context.keep_alive_s if is_streamed else None)
     watch = asyncio.create_task(_abandon_when_gone(http, answer))
 
     def end() -> None:
         watch.cancel()
         answer.close()
 
-    headers = {HEADER: parsed.call.name, **version_header(front.registry, parsed.requests)}
+    headers = {HEADER: parsed.call.name, **version_header(context.registry, parsed.requests)}
     try:
         if is_streamed:
-            packets = _packets(front, answer, shape, await answer.next())
-            return EventStream(packets, end, headers, shape.media_type)
-        parts = await answer.whole(shape.hear if isinstance(shape, Hears) else None)
+            packets = _packets(context, answer, writer, await answer.next())
+            return EventStream(packets, end, headers, writer.media_type)
+        parts = await answer.whole(writer.hear if isinstance(writer, Hears) else None)
     except BaseException:  # also CancelledError: every way out must close the answer
         end()
         raise
     end()
     headers |= moved_header(answer.moves)
-    is_large = isinstance(shape, OnlyWhole)
-    body = await asyncio.to_thread(shape.whole, answer, parts) if is_large else shape.whole(answer, parts)
+    is_large = isinstance(writer, OnlyWhole)
+    body = await asyncio.to_thread(writer.whole, answer, parts) if is_large else writer.whole(answer, parts)
     return Response(body, media_type="application/json", headers=headers)
 
 
-async def _packets(front: Front, answer: Answer, shape: Shape, parts: list[Part]) -> AsyncIterator[bytes]:
+async def _packets(
+    context: AppContext, answer: Answer, writer: ResponseWriter, parts: list[Part]
+) -> AsyncIterator[bytes]:
     """One packet per step, with the tokens of all choices. Tokens that are not shown are no sign of life."""
     sent_at = time.monotonic()
     try:
         while True:
-            packet = shape.packet(answer, parts)
-            if not packet and time.monotonic() - sent_at > front.keep_alive_s:
-                packet = shape.packet(answer, [])
+            packet = writer.packet(answer, parts)
+            if not packet and time.monotonic() - sent_at > context.keep_alive_s:
+                packet = writer.packet(answer, [])
             if packet:
                 yield packet
                 sent_at = time.monotonic()
             if answer.is_finished:
                 break
             parts = await answer.next()
-        yield shape.ending(answer)
+        yield writer.ending(answer)
     except RequestError as error:
-        note(front.on_error, error.fault)
-        yield shape.failure(error.fault)
+        note(context.on_error, error.fault)
+        yield writer.failure(error.fault)
     except ClientGone:
         return
 

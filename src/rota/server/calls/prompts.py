@@ -11,7 +11,7 @@ from pydantic import Field, WithJsonSchema
 
 from rota.core.errors import Fault, FaultCode, RequestError
 from rota.text.control_tokens import texts_in
-from rota.text.speech import AS_THE_TEMPLATE_SAYS, Parsers
+from rota.text.speech import AS_THE_TEMPLATE_SAYS, ParserNames
 from rota.text.tokenizer import Tokenizer
 
 Tokens = tuple[int, ...]
@@ -83,7 +83,7 @@ class Texts:
 
     tokenizer: Tokenizer
     limits: TextLimits = TextLimits()
-    parsers: Parsers = AS_THE_TEMPLATE_SAYS
+    parsers: ParserNames = AS_THE_TEMPLATE_SAYS
 
     def tokenized(
         self, prompt: Any, param: str = "prompt", is_echoed: bool = False, reading: PromptReading = AS_SENT

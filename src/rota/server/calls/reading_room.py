@@ -24,7 +24,7 @@ from rota.runtime.room.room import FullError, Room
 from rota.server.access.keys import ANYONE, Key
 from rota.server.calls.prompts import TextLimits, Texts
 from rota.server.errors import RetryLater
-from rota.text.speech import AS_THE_TEMPLATE_SAYS, Parsers
+from rota.text.speech import AS_THE_TEMPLATE_SAYS, ParserNames
 from rota.text.tokenizer import Tokenizer
 
 # ── reading room ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -61,7 +61,7 @@ class BodyOrder:
 
     work: Callable[[Texts, bytes], Any]
     limits: TextLimits
-    parsers: Parsers
+    parsers: ParserNames
 
 
 def read_text(tools: Tools, order: bytes, raw: bytes) -> bytes:
@@ -125,7 +125,7 @@ class ReadingRoom:
         work: Callable[[Texts, bytes], Result],
         limits: TextLimits,
         raw: bytes,
-        parsers: Parsers = AS_THE_TEMPLATE_SAYS,
+        parsers: ParserNames = AS_THE_TEMPLATE_SAYS,
     ) -> Result:
         """What `work` makes of a body, in another process. Raises RequestError if it is refused, or cannot wait."""
         order = pickle.dumps(BodyOrder(work, limits, parsers))

@@ -77,7 +77,7 @@ class PooledCall:
     names: ModelNames
     prompts: CallPrompts
     pooling: Pooling
-    asks: CallOptions
+    call_options: CallOptions
     is_base64: bool = False
     # Pairs of prompts by their positions.
     pairs: tuple[tuple[int, int], ...] = ()

@@ -12,6 +12,7 @@ from rota.core.request import SamplingParams
 from rota.server.answers.answer import ParsedCall, SentAs, requests_for
 from rota.server.answers.respond import respond
 from rota.server.calls.reading_room import Work
+from rota.server.context import AppContext
 from rota.server.docs import gives, takes
 from rota.server.embeddings.call import (
     EmbeddingFields,
@@ -24,49 +25,48 @@ from rota.server.embeddings.call import (
 )
 from rota.server.embeddings.writer import (
     EmbeddingsBody,
-    EmbeddingShape,
+    EmbeddingWriter,
     RanksBody,
-    RerankShape,
+    RerankWriter,
     ScoresBody,
-    ScoreShape,
-    VectorShape,
+    ScoreWriter,
+    VectorWriter,
 )
-from rota.server.front import Front
 from rota.server.openai.sampling_fields import model_for
 
 # No token is drawn, and the field must have a value.
 _SAMPLING = SamplingParams(max_new_tokens=1, temperature=0.0)
 
-MakeShape = Callable[[str, str, PooledCall], VectorShape]
+MakeWriter = Callable[[str, str, PooledCall], VectorWriter]
 
 
-def install_embeddings_routes(app: FastAPI, front: Front) -> None:
+def install_embeddings_routes(app: FastAPI, context: AppContext) -> None:
     @app.post("/v1/embeddings", openapi_extra=takes(EmbeddingFields), responses=gives(EmbeddingsBody))
     async def embeddings(http: HttpRequest) -> Response:
         """Texts as vectors of length one, from the last hidden states of the model or adapter."""
-        return await _answer(front, http, read_embeddings, "embd", EmbeddingShape)
+        return await _answer(context, http, read_embeddings, "embd", EmbeddingWriter)
 
     @app.post("/v1/score", openapi_extra=takes(ScoreFields), responses=gives(ScoresBody))
     @app.post("/score", include_in_schema=False)
     async def score(http: HttpRequest) -> Response:
         """How near texts are: the cosine of their vectors, in vLLM's shape."""
-        return await _answer(front, http, read_score, "score", ScoreShape)
+        return await _answer(context, http, read_score, "score", ScoreWriter)
 
     @app.post("/v1/rerank", openapi_extra=takes(RerankFields), responses=gives(RanksBody))
     @app.post("/rerank", include_in_schema=False)
     async def rerank(http: HttpRequest) -> Response:
         """Documents in the order of their nearness to a query, in vLLM's shape."""
-        return await _answer(front, http, read_rerank, "rerank", RerankShape)
+        return await _answer(context, http, read_rerank, "rerank", RerankWriter)
 
 
 async def _answer(
-    front: Front, http: HttpRequest, work: Work[PooledCall], prefix: str, make_shape: MakeShape
+    context: AppContext, http: HttpRequest, work: Work[PooledCall], prefix: str, make_writer: MakeWriter
 ) -> Response:
-    call = front.identify(http)
-    read = await front.read(call.key, http, work)
-    model = model_for(front, call, read.names, read.asks)
+    call = context.identify(http)
+    read = await context.read(call.key, http, work)
+    model = model_for(context, call, read.names, read.call_options)
     answer_id = f"{prefix}-{call.name}"
-    requests = requests_for(call, answer_id, model, read.prompts.tokens, _SAMPLING, 1, read.asks)
+    requests = requests_for(call, answer_id, model, read.prompts.tokens, _SAMPLING, 1, read.call_options)
     parsed = ParsedCall(
         call,
         answer_id,
@@ -76,4 +76,4 @@ async def _answer(
         limit_param=None,
         chosen=(model,) * len(requests),
     )
-    return await respond(front, http, parsed, make_shape(answer_id, model.adapter.name, read), is_streamed=False)
+    return await respond(context, http, parsed, make_writer(answer_id, model.adapter.name, read), is_streamed=False)

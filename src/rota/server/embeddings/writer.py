@@ -114,7 +114,7 @@ class RanksBody(BaseModel):
 # The answers of the routes of vectors: embeddings as OpenAI's, scores and ranks as vLLM's.
 
 
-class VectorShape(OnlyWhole):
+class VectorWriter(OnlyWhole):
     """Subclasses write the body from one vector of length one for each prompt."""
 
     def __init__(self, answer_id: str, model: str, read: PooledCall) -> None:
@@ -138,7 +138,7 @@ def _checked(vector: Vector | None) -> Vector:
     return normalised(vector)
 
 
-class EmbeddingShape(VectorShape):
+class EmbeddingWriter(VectorWriter):
     def body(self, vectors: Sequence[Vector]) -> dict[str, Any]:
         # Encoded one by one: the lock is free between two of them, for the tokens of other clients.
         written = [as_base64(vector) if self._read.is_base64 else encoded(vector) for vector in vectors]
@@ -146,7 +146,7 @@ class EmbeddingShape(VectorShape):
         return {"object": "list", "data": data, "model": self._model}
 
 
-class ScoreShape(VectorShape):
+class ScoreWriter(VectorWriter):
     def body(self, vectors: Sequence[Vector]) -> dict[str, Any]:
         scores = [cosine(vectors[one], vectors[other]) for one, other in self._read.pairs]
         data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
@@ -154,7 +154,7 @@ class ScoreShape(VectorShape):
         return {**head, "data": data}
 
 
-class RerankShape(VectorShape):
+class RerankWriter(VectorWriter):
     def body(self, vectors: Sequence[Vector]) -> dict[str, Any]:
         """The nearest document first. Documents that are as near stay in their order."""
         scores = [cosine(vectors[one], vectors[other]) for one, other in self._read.pairs]

@@ -79,7 +79,7 @@ _REASONS = {"tool_calls": "tool_use", "length": "max_tokens", "abort": "max_toke
 _PING: dict[str, Any] = {"type": "ping"}
 
 
-class MessagesShape:
+class MessagesWriter:
     """For an answer with one choice."""
 
     media_type = "text/event-stream"

@@ -177,7 +177,7 @@ class GenerateCall:
     is_streamed: bool
     # None: no log-probabilities. Otherwise: with alternatives, and with texts.
     logprobs: tuple[bool, bool] | None
-    asks: CallOptions
+    call_options: CallOptions
     limit_param: str  # the client's field that limits the output
 
 
@@ -229,7 +229,7 @@ def _call_of(texts: Texts, fields: GenerateFields) -> GenerateCall:
         logprobs=(bool(fields.top_logprobs_num), bool(fields.return_text_in_logprobs))
         if fields.return_logprob
         else None,
-        asks=CallOptions(
+        call_options=CallOptions(
             text=_text_options(fields),
             cache_salt=fields.cache_salt,
             asker=fields.conversation_id or fields.cache_salt,

@@ -13,37 +13,37 @@ from rota.runtime.seeds import seeded
 from rota.server.answers.answer import ParsedCall, SentAs
 from rota.server.answers.respond import respond
 from rota.server.call import checked_name, keep_name
+from rota.server.context import AppContext
 from rota.server.docs import gives, takes
-from rota.server.front import Front
 from rota.server.native.call import GenerateCall, GenerateFields, read_generate
-from rota.server.native.writer import GenerateBody, GeneratedBody, GenerateShape, LogprobFormat
+from rota.server.native.writer import GenerateBody, GeneratedBody, GenerateWriter, LogprobFormat
 from rota.server.open_answers import Call, name_of, request_id_for
 
 
-def install_generate_route(app: FastAPI, front: Front) -> None:
+def install_generate_route(app: FastAPI, context: AppContext) -> None:
     @app.post("/generate", openapi_extra=takes(GenerateFields), responses=gives(GenerateBody, GeneratedBody))
     async def generate(http: HttpRequest) -> Response:
         """Continue prompts, in SGLang's shape: one object, or a list of them for a list of prompts."""
-        call = front.identify(http)
-        named = await front.read(call.key, http, read_generate)
+        call = context.identify(http)
+        named = await context.read(call.key, http, read_generate)
         if named.name is not None:
             call = replace(call, name=keep_name(http, checked_name("rid", named.name)))
         read = named.call
-        parsed = _parsed(front, call, read)
-        front.answers.check_free(call.key, set(map(name_of, parsed.requests)))
+        parsed = _parsed(context, call, read)
+        context.answers.check_free(call.key, set(map(name_of, parsed.requests)))
         is_list = read.is_list or parsed.choices_per_prompt > 1
-        logprobs = None if read.logprobs is None else LogprobFormat(front.tokenizer.pieces, *read.logprobs)
-        shape = GenerateShape(parsed.requests, is_list, logprobs)
-        return await respond(front, http, parsed, shape, read.is_streamed)
+        logprobs = None if read.logprobs is None else LogprobFormat(context.tokenizer.pieces, *read.logprobs)
+        writer = GenerateWriter(parsed.requests, is_list, logprobs)
+        return await respond(context, http, parsed, writer, read.is_streamed)
 
 
-def _parsed(front: Front, call: Call, read: GenerateCall) -> ParsedCall:
+def _parsed(context: AppContext, call: Call, read: GenerateCall) -> ParsedCall:
     """One request per choice of each prompt."""
-    asker = read.asks.asker
-    models = [front.choose(call.key, name or None, place, asker) for place, name in read.adapters]
+    asker = read.call_options.asker
+    models = [context.choose(call.key, name or None, place, asker) for place, name in read.adapters]
     names = _names(call, read)
-    now, scope = time.monotonic(), call.key.scope_with(read.asks.cache_salt)
-    priority = call.key.priority_for(read.asks.priority)
+    now, scope = time.monotonic(), call.key.scope_with(read.call_options.cache_salt)
+    priority = call.key.priority_for(read.call_options.priority)
     requests = [
         Request(
             request_id=request_id_for(f"{names[index]}-{choice}" if read.choices > 1 else names[index]),
@@ -68,7 +68,7 @@ def _parsed(front: Front, call: Call, read: GenerateCall) -> ParsedCall:
         read.choices,
         sent_as=sent_as,
         limit_param=read.limit_param,
-        text=read.asks.text,
+        text=read.call_options.text,
         chosen=tuple(models),
     )
 

@@ -19,8 +19,8 @@ from rota.server.access.audit import audited
 from rota.server.access.disclosure import path_for, reason_for
 from rota.server.access.keys import Key
 from rota.server.calls.fields import Fields, read_body
+from rota.server.context import AppContext
 from rota.server.docs import gives, takes
-from rota.server.front import Front
 from rota.server.native.writer import AbortedBody, HealthBody, ModelInfoBody
 from rota.server.queries import PAUSED, Queries
 
@@ -35,24 +35,24 @@ class AbortFields(Fields):
     abort_all: bool | None = None
 
 
-def install_native_routes(app: FastAPI, front: Front, queries: Queries, probe_s: float = PROBE_S) -> None:
-    _install_health_probe(app, front, probe_s)
-    _install_model_info(app, front)
-    _install_flush_cache(app, front, queries)
-    _install_abort(app, front)
+def install_native_routes(app: FastAPI, context: AppContext, queries: Queries, probe_s: float = PROBE_S) -> None:
+    _install_health_probe(app, context, probe_s)
+    _install_model_info(app, context)
+    _install_flush_cache(app, context, queries)
+    _install_abort(app, context)
 
 
-def _install_health_probe(app: FastAPI, front: Front, probe_s: float) -> None:
+def _install_health_probe(app: FastAPI, context: AppContext, probe_s: float) -> None:
     @app.get("/health_generate", responses=gives(HealthBody))
     async def health_generate(http: HttpRequest) -> Response:
         """200 if a token comes in time."""
-        key = front.access.key_of(http)
-        state = front.service.state
+        key = context.access.key_of(http)
+        state = context.service.state
         if state.phase is not ServicePhase.READY:
             return JSONResponse({"status": state.phase.value, "reason": reason_for(key, state.reason)}, 503)
-        if front.pausing.paused_at is not None:
+        if context.pausing.paused_at is not None:
             return JSONResponse({"status": PAUSED, "reason": "No token comes before /resume."}, 503)
-        reply = front.streams.open([_probe(front, key)])
+        reply = context.streams.open([_probe(context, key)])
         try:
             deltas = await asyncio.wait_for(reply.next(), probe_s)
         except TimeoutError:
@@ -64,13 +64,13 @@ def _install_health_probe(app: FastAPI, front: Front, probe_s: float) -> None:
         return JSONResponse({"status": "ready"})
 
 
-def _install_model_info(app: FastAPI, front: Front) -> None:
+def _install_model_info(app: FastAPI, context: AppContext) -> None:
     @app.get("/model_info", responses=gives(ModelInfoBody))
     @app.get("/get_model_info", include_in_schema=False)
     async def model_info(http: HttpRequest) -> dict[str, Any]:
         """Which model is served, and how long its sequences may be. Only operators see its folder."""
-        base, capacity = front.registry.base, front.service.state.capacity
-        path = path_for(front.access.key_of(http), base)
+        base, capacity = context.registry.base, context.service.state.capacity
+        path = path_for(context.access.key_of(http), base)
         return {
             "model_path": path,
             "tokenizer_path": path,
@@ -81,13 +81,13 @@ def _install_model_info(app: FastAPI, front: Front) -> None:
         }
 
 
-def _install_flush_cache(app: FastAPI, front: Front, queries: Queries) -> None:
+def _install_flush_cache(app: FastAPI, context: AppContext, queries: Queries) -> None:
     @app.post("/flush_cache", response_class=PlainTextResponse)
     @app.get("/flush_cache", include_in_schema=False)
     async def flush_cache(http: HttpRequest) -> PlainTextResponse:
         """Drop the KV of earlier prompts. KV that is in use stays."""
-        with audited(http, front.access.key_of(http), "flush_cache") as details:
-            front.access.operator_of(http)
+        with audited(http, context.access.key_of(http), "flush_cache") as details:
+            context.access.operator_of(http)
             flushed = await queries.flush_cache()
             if flushed is None:
                 raise RequestError(Fault(FaultCode.ENGINE_DIED, "An engine does not answer; its cache is unchanged."))
@@ -95,31 +95,31 @@ def _install_flush_cache(app: FastAPI, front: Front, queries: Queries) -> None:
         return PlainTextResponse(f"The cache is flushed: {flushed.blocks} blocks were dropped.\n")
 
 
-def _install_abort(app: FastAPI, front: Front) -> None:
+def _install_abort(app: FastAPI, context: AppContext) -> None:
     @app.post("/abort_request", openapi_extra=takes(AbortFields), responses=gives(AbortedBody))
     async def abort_request(http: HttpRequest) -> dict[str, int]:
         """End open calls. A key ends only its own calls, unless it may operate the server."""
-        key = front.access.key_of(http)
+        key = context.access.key_of(http)
         fields = read_body(AbortFields, await http.body())
         if bool(fields.rid) == bool(fields.abort_all):
             raise RequestError.bad_field("rid", "Send either rid, or abort_all as true.")
         if fields.rid:
-            own = [answer] if (answer := front.answers.find(key, fields.rid)) else []
+            own = [answer] if (answer := context.answers.find(key, fields.rid)) else []
         else:
-            own = [answer for answer in front.answers if key.may_operate or answer.call.key.name == key.name]
+            own = [answer for answer in context.answers if key.may_operate or answer.call.key.name == key.name]
         with audited(http, key, "abort", request=fields.rid or "all", aborted=len(own)):
             for answer in own:
                 answer.cancel(fields.rid)
         return {"aborted": len(own)}
 
 
-def _probe(front: Front, key: Key) -> Request:
+def _probe(context: AppContext, key: Key) -> Request:
     """The shortest possible request."""
     name = RequestId(f"health-{uuid.uuid4().hex}")
     sampling = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
     return Request(
         request_id=name,
-        prompt=front.tokenizer.encode("Hi"),
+        prompt=context.tokenizer.encode("Hi"),
         sampling=sampling,
         arrived_at=time.monotonic(),
         tenant=key.tenant,

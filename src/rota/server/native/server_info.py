@@ -17,8 +17,8 @@ from rota.core.events import Inspected
 from rota.core.stages import Stage, total_s
 from rota.observe.metrics import Metrics
 from rota.runtime.service import ServiceState
+from rota.server.context import AppContext
 from rota.server.docs import gives
-from rota.server.front import Front
 from rota.server.native.writer import ServerInfoBody
 from rota.server.operator_routes import quarantine_body
 from rota.server.queries import PAUSED, Queries
@@ -54,7 +54,7 @@ def vllm_config(base: Adapter, capacity: Capacity | None) -> dict[str, Any]:
     }
 
 
-def install_server_info(app: FastAPI, front: Front, queries: Queries, metrics: Metrics) -> None:
+def install_server_info(app: FastAPI, context: AppContext, queries: Queries, metrics: Metrics) -> None:
     @app.get("/server_info", responses=gives(ServerInfoBody))
     @app.get("/get_server_info", include_in_schema=False)
     async def server_info(http: HttpRequest, config_format: Literal["json"] | None = None) -> dict[str, Any]:
@@ -62,24 +62,24 @@ def install_server_info(app: FastAPI, front: Front, queries: Queries, metrics: M
 
         With `config_format=json` also `vllm_config`, what vLLM's clients read of a config.
         """
-        front.access.operator_of(http)
+        context.access.operator_of(http)
         standings = await queries.inspect_or_recall()
-        state = front.service.state
+        state = context.service.state
         return {
             "version": version("rota"),
-            "status": state.phase.value if front.pausing.paused_at is None else PAUSED,
-            **_capacity(front, state, standings),
-            **({"vllm_config": vllm_config(front.registry.base, state.capacity)} if config_format else {}),
-            "loaded_adapters": {adapter.name: adapter.path for adapter in front.registry.adapters},
-            "quarantine": quarantine_body(front.access.blame),
+            "status": state.phase.value if context.pausing.paused_at is None else PAUSED,
+            **_capacity(context, state, standings),
+            **({"vllm_config": vllm_config(context.registry.base, state.capacity)} if config_format else {}),
+            "loaded_adapters": {adapter.name: adapter.path for adapter in context.registry.adapters},
+            "quarantine": quarantine_body(context.access.blame),
             "internal_states": [_described(standing) for standing in standings],
             "replicas": [_replica(engine, metrics, standings) for engine in state.engines],
         }
 
 
-def _capacity(front: Front, state: ServiceState, standings: Sequence[Inspected]) -> dict[str, Any]:
+def _capacity(context: AppContext, state: ServiceState, standings: Sequence[Inspected]) -> dict[str, Any]:
     """Rows and KV are those of all engines that serve; the rest is the same on each, or the largest."""
-    base, capacity = front.registry.base, state.capacity
+    base, capacity = context.registry.base, state.capacity
     found = [engine.capacity for engine in state.engines if engine.capacity]
     slot_bytes = max([one.adapter_bytes for one in found] + [one.slot_bytes for one in standings], default=None)
     return {
@@ -106,7 +106,7 @@ def _slots(capacity: Capacity) -> dict[str, Any]:
         "rank_from": capacity.rank_from,
         "pages": capacity.pages,
         "matrices": capacity.matrices,
-        "annexed": capacity.annexed,
+        "annexed": capacity.fused_lora_a,
     }
 
 

@@ -150,7 +150,7 @@ class ChoiceSoFar:
         self.finish_reason = chunk.finish_reason
 
 
-class GenerateShape(DataEvents):
+class GenerateWriter(DataEvents):
     """One object per choice. Several choices come as a list, or with an index in a stream."""
 
     def __init__(self, requests: Sequence[Request], is_list: bool, logprobs: LogprobFormat | None) -> None:

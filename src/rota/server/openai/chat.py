@@ -8,23 +8,23 @@ from fastapi import FastAPI, Response
 from fastapi import Request as HttpRequest
 
 from rota.server.answers.answer import AnswerChunk, Choice, ParsedCall, SentAs, requests_for
-from rota.server.answers.blocks import Listeners
+from rota.server.answers.blocks import OutputParsers
 from rota.server.answers.respond import respond
+from rota.server.context import AppContext
 from rota.server.docs import gives, takes
-from rota.server.front import Front
 from rota.server.open_answers import Call
 from rota.server.openai.chat_fields import ChatCall, ChatFields, read_chat
 from rota.server.openai.sampling_fields import model_for
-from rota.server.openai.writer import ChatBody, ChatChunkBody, OpenAiShape, TokenNamer, chat_logprobs, prompt_logprobs
+from rota.server.openai.writer import ChatBody, ChatChunkBody, OpenAiWriter, TokenNamer, chat_logprobs, prompt_logprobs
 from rota.server.traffic.route import Chosen
-from rota.text.said import CallPiece, Said
+from rota.text.parsed_delta import CallPiece, ParsedDelta
 from rota.text.tokenizer import Tokenizer
 
 # ── messages ────────────────────────────────────────────────────────────────────────────────────────────────────────
 # What a model said becomes OpenAI's message, whole or in the deltas of a stream.
 
 
-def delta_of(said: Said, is_old_form: bool = False) -> dict[str, Any]:
+def delta_of(said: ParsedDelta, is_old_form: bool = False) -> dict[str, Any]:
     """New text as OpenAI streams it: the first piece of a call has its id and name, the others its arguments alone.
 
     A delta names a call once. The stream helper of the `openai` package would make two calls of two entries.
@@ -37,7 +37,7 @@ def delta_of(said: Said, is_old_form: bool = False) -> dict[str, Any]:
     return delta
 
 
-def message_of(said: Said, is_old_form: bool = False) -> dict[str, Any]:
+def message_of(said: ParsedDelta, is_old_form: bool = False) -> dict[str, Any]:
     """A whole answer as OpenAI's message. A message that only calls has no content."""
     calls = said.whole_calls
     message: dict[str, Any] = {"role": "assistant", "content": said.content or (None if calls else "")}
@@ -49,7 +49,7 @@ def message_of(said: Said, is_old_form: bool = False) -> dict[str, Any]:
     return message | ({"tool_calls": [_call(call) for call in calls]} if calls else {})
 
 
-def _reasoning(said: Said) -> dict[str, Any]:
+def _reasoning(said: ParsedDelta) -> dict[str, Any]:
     # The older name is DeepSeek's, and most clients read it; the newer one is vLLM's.
     return {"reasoning_content": said.reasoning, "reasoning": said.reasoning}
 
@@ -68,24 +68,24 @@ def _call_delta(piece: CallPiece) -> dict[str, Any]:
     return {"index": piece.index, "function": {"arguments": piece.arguments}}
 
 
-def _old_delta(said: Said) -> dict[str, Any]:
+def _old_delta(said: ParsedDelta) -> dict[str, Any]:
     """The older form has one call, which a grammar has kept."""
     call = said.whole_calls[0]
     return {"function_call": _function(call) if call.name else {"arguments": call.arguments}}
 
 
-def install_chat_route(app: FastAPI, front: Front) -> None:
+def install_chat_route(app: FastAPI, context: AppContext) -> None:
     @app.post("/v1/chat/completions", openapi_extra=takes(ChatFields), responses=gives(ChatBody, ChatChunkBody))
     async def chat_completions(http: HttpRequest) -> Response:
         """Continue a conversation."""
-        call = front.identify(http)
-        read = await front.read(call.key, http, read_chat)
-        call = front.named(http, call, read.asks)
-        model = model_for(front, call, read.names, read.asks)
+        call = context.identify(http)
+        read = await context.read(call.key, http, read_chat)
+        call = context.named(http, call, read.call_options)
+        model = model_for(context, call, read.names, read.call_options)
         answer_id = f"chatcmpl-{call.name}"
-        shape = ChatShape(answer_id, model.adapter.name, read, front.tokenizer)
+        writer = ChatWriter(answer_id, model.adapter.name, read, context.tokenizer)
         parsed = parsed_chat(call, answer_id, model, read)
-        return await respond(front, http, parsed, shape, read.is_streamed)
+        return await respond(context, http, parsed, writer, read.is_streamed)
 
 
 def parsed_chat(call: Call, answer_id: str, model: Chosen, read: ChatCall, param: str = "messages") -> ParsedCall:
@@ -93,30 +93,30 @@ def parsed_chat(call: Call, answer_id: str, model: Chosen, read: ChatCall, param
     return ParsedCall(
         call,
         answer_id,
-        requests_for(call, answer_id, model, read.prompts.tokens, read.sampling, read.choices, read.asks),
+        requests_for(call, answer_id, model, read.prompts.tokens, read.sampling, read.choices, read.call_options),
         read.choices,
         is_continuation=read.is_continued,
         sent_as=(SentAs(param, read.names.param),),
         limit_param=read.limit_param,
-        text=read.asks.text,
+        text=read.call_options.text,
         chosen=(model,),
     )
 
 
-class ChatShape(OpenAiShape):
+class ChatWriter(OpenAiWriter):
     """A message. In a stream, the first event of each choice also has the role."""
 
     event_kind = "chat.completion.chunk"
     whole_kind = "chat.completion"
 
     def __init__(self, answer_id: str, model: str, read: ChatCall, tokenizer: Tokenizer) -> None:
-        prompt = read.prompts.tokens[0] if read.asks.tells_tokens else None
+        prompt = read.prompts.tokens[0] if read.call_options.tells_tokens else None
         super().__init__(answer_id, model, read.options, prompt)
-        self._namer = TokenNamer(tokenizer.pieces, read.asks.names_by_id)
+        self._namer = TokenNamer(tokenizer.pieces, read.call_options.names_by_id)
         self._tells_prompt_logprobs = read.tells_prompt_logprobs
         self._prompt = read.prompts.tokens[0]
         self._has_logprobs = read.has_logprobs
-        self._listeners = Listeners(read.speech)
+        self._listeners = OutputParsers(read.speech)
         self._form = read.form
         self._begun: set[int] = set()
 

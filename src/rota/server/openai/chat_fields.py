@@ -217,9 +217,13 @@ class AnswerForm:
     # The answer has one call, in OpenAI's older form.
     is_old_form: bool = False
 
-    def shown_in(self, asks: CallOptions) -> CallOptions:
+    def shown_in(self, call_options: CallOptions) -> CallOptions:
         """The options of a call whose text shows what the parsers have to see."""
-        return replace(asks, text=replace(asks.text, shown=asks.text.shown | self.shown)) if self.shown else asks
+        return (
+            replace(call_options, text=replace(call_options.text, shown=call_options.text.shown | self.shown))
+            if self.shown
+            else call_options
+        )
 
 
 def answer_form(
@@ -347,7 +351,7 @@ class ChatCall:
     has_logprobs: bool
     sampling: SamplingParams
     prompts: CallPrompts
-    asks: CallOptions
+    call_options: CallOptions
     tells_prompt_logprobs: bool
     is_continued: bool  # the answer goes on with the last message
     limit_param: str | None  # the client's field that limits the output; None: the client set no limit
@@ -393,7 +397,7 @@ def chat_call(texts: Texts, fields: ChatFields) -> ChatCall:
         has_logprobs=logprobs is not None,
         sampling=guided(sampling, form.grammar, texts.tokenizer.eos_ids),
         prompts=CallPrompts((prompt,), ("messages",)),
-        asks=form.shown_in(fields.call_options()),
+        call_options=form.shown_in(fields.call_options()),
         tells_prompt_logprobs=fields.prompt_logprobs is not None,
         is_continued=is_continued,
         limit_param=None if fields.asked_tokens() is None else fields.limit_param,

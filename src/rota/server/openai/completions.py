@@ -17,11 +17,11 @@ from rota.server.calls.fields import Count, Unsupported, advice_on, read_body, w
 from rota.server.calls.prompts import CallPrompts, Prompt, PromptReading, Texts, Tokens
 from rota.server.calls.reading_room import AskedModels
 from rota.server.calls.sampling import guided
+from rota.server.context import AppContext
 from rota.server.docs import gives, takes
-from rota.server.front import Front
 from rota.server.openai.sampling_fields import ModelNames, SamplingFields, StreamOptions, model_for
 from rota.server.openai.structured_fields import StructuredFields
-from rota.server.openai.writer import CompletionBody, CompletionLogprobs, OpenAiShape, TokenNamer, prompt_logprobs
+from rota.server.openai.writer import CompletionBody, CompletionLogprobs, OpenAiWriter, TokenNamer, prompt_logprobs
 from rota.text.tokenizer import Tokenizer
 
 # ── completion fields ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -92,7 +92,7 @@ class CompletionCall:
     is_echoed: bool
     sampling: SamplingParams
     prompts: CallPrompts
-    asks: CallOptions
+    call_options: CallOptions
     tells_prompt_logprobs: bool
     limit_param: str  # the client's field that limits the output
 
@@ -120,39 +120,39 @@ def read_completion(texts: Texts, raw: bytes) -> CompletionCall:
         is_echoed=is_echoed,
         sampling=sampling,
         prompts=prompts,
-        asks=fields.call_options(),
+        call_options=fields.call_options(),
         tells_prompt_logprobs=fields.prompt_logprobs is not None,
         limit_param=fields.limit_param,
     )
 
 
-def install_completions_route(app: FastAPI, front: Front) -> None:
+def install_completions_route(app: FastAPI, context: AppContext) -> None:
     @app.post("/v1/completions", openapi_extra=takes(CompletionFields), responses=gives(CompletionBody, CompletionBody))
     async def completions(http: HttpRequest) -> Response:
         """Continue prompts."""
-        call = front.identify(http)
-        read = await front.read(call.key, http, read_completion)
-        call = front.named(http, call, read.asks)
-        model = model_for(front, call, read.names, read.asks)
+        call = context.identify(http)
+        read = await context.read(call.key, http, read_completion)
+        call = context.named(http, call, read.call_options)
+        model = model_for(context, call, read.names, read.call_options)
         answer_id = f"cmpl-{call.name}"
         parsed = ParsedCall(
             call,
             answer_id,
-            requests_for(call, answer_id, model, read.prompts.tokens, read.sampling, read.choices, read.asks),
+            requests_for(call, answer_id, model, read.prompts.tokens, read.sampling, read.choices, read.call_options),
             read.choices,
             openings=tuple(AnswerChunk(text) for text in read.prompts.texts for _ in range(read.choices)),
             has_output=read.has_output,
             sent_as=tuple(SentAs(param, read.names.param) for param in read.prompts.params),
             limit_param=read.limit_param,
-            text=read.asks.text,
+            text=read.call_options.text,
             chosen=(model,) * len(read.prompts.tokens),
         )
         prompts = [request.prompt for request in parsed.requests]
-        shape = CompletionShape(answer_id, model.adapter.name, read, prompts, front.tokenizer)
-        return await respond(front, http, parsed, shape, read.is_streamed)
+        writer = CompletionWriter(answer_id, model.adapter.name, read, prompts, context.tokenizer)
+        return await respond(context, http, parsed, writer, read.is_streamed)
 
 
-class CompletionShape(OpenAiShape):
+class CompletionWriter(OpenAiWriter):
     """A completion: text, and log-probabilities as four parallel lists."""
 
     event_kind = whole_kind = "text_completion"
@@ -165,8 +165,8 @@ class CompletionShape(OpenAiShape):
         self._read = read
         self._prompts = prompts
         self._pieces = tokenizer.pieces
-        namer = TokenNamer(tokenizer.pieces, read.asks.names_by_id)
-        shown = read.asks.text.shown_of(tokenizer.pieces)
+        namer = TokenNamer(tokenizer.pieces, read.call_options.names_by_id)
+        shown = read.call_options.text.shown_of(tokenizer.pieces)
         self._logprobs = [
             CompletionLogprobs(namer, prompt if read.is_echoed else (), shown)
             for prompt in prompts
@@ -175,7 +175,7 @@ class CompletionShape(OpenAiShape):
         self._told: set[int] = set()
 
     def piece(self, choice: Choice, chunk: AnswerChunk) -> dict[str, Any] | None:
-        has_tokens = self._read.asks.tells_tokens and chunk.tokens
+        has_tokens = self._read.call_options.tells_tokens and chunk.tokens
         return self.complete(choice, chunk) if chunk.has_news or has_tokens else None
 
     def complete(self, choice: Choice, chunk: AnswerChunk) -> dict[str, Any]:
@@ -184,7 +184,7 @@ class CompletionShape(OpenAiShape):
             "text": chunk.text,
             "logprobs": self._logprobs[choice.position].shape(chunk) if self._logprobs else None,
             "finish_reason": chunk.finish_reason,
-            **(self._tokens(choice, chunk) if self._read.asks.tells_tokens else {}),
+            **(self._tokens(choice, chunk) if self._read.call_options.tells_tokens else {}),
             **(self._scores(choice, chunk) if self._read.tells_prompt_logprobs else {}),
         }
 

@@ -11,7 +11,7 @@ from rota.server.call import CallOptions
 from rota.server.calls.fields import CacheSalt, Count, Fields, Unsupported, advice_on, unless, within
 from rota.server.calls.reading_room import AskedModels
 from rota.server.calls.sampling import CommonSampling
-from rota.server.front import Front
+from rota.server.context import AppContext
 from rota.server.open_answers import Call
 from rota.server.traffic.route import Chosen
 from rota.text.stream import TextOptions
@@ -187,11 +187,11 @@ class SamplingFields(ForeignFields, CommonSampling):
 # A call of OpenAI's routes names its model in one field, or an adapter in another.
 
 
-def model_for(front: Front, call: Call, names: ModelNames, asks: CallOptions) -> Chosen:
+def model_for(context: AppContext, call: Call, names: ModelNames, call_options: CallOptions) -> Chosen:
     """The model or adapter of a call. Raises RequestError if two are named, or one that the key may not use."""
-    if names.lora_path and front.registry.get(names.model) is not front.registry.base:
-        adapter = front.access.find(call.key, names.lora_path, names.param)
-        if front.access.find(call.key, names.model) is not adapter:
+    if names.lora_path and context.registry.get(names.model) is not context.registry.base:
+        adapter = context.access.find(call.key, names.lora_path, names.param)
+        if context.access.find(call.key, names.model) is not adapter:
             message = f"model and lora_path name two different adapters, '{names.model}' and '{names.lora_path}'."
             raise RequestError.bad_field("lora_path", message)
-    return front.choose(call.key, names.lora_path or names.model, names.param, asks.asker)
+    return context.choose(call.key, names.lora_path or names.model, names.param, call_options.asker)

@@ -13,8 +13,8 @@ from rota.core.errors import RequestError
 from rota.server.calls.fields import Fields, Unsupported, read_body
 from rota.server.calls.prompts import Texts, TokenList, Tokens, checked_tokens
 from rota.server.calls.reading_room import AskedModels, Work
+from rota.server.context import AppContext
 from rota.server.docs import gives, takes
-from rota.server.front import Front
 from rota.server.openai.chat_fields import Messages, PromptEnding, conversation, template_variables
 from rota.server.openai.tools import ToolFields, Tools, tool_use
 from rota.server.openai.writer import DetokenizeBody, TokenizeBody, TokenizerInfoBody
@@ -100,36 +100,36 @@ def _tokens_of(texts: Texts, fields: TokenizeFields) -> Tokens:
     )
 
 
-def install_tokenize_routes(app: FastAPI, front: Front) -> None:
+def install_tokenize_routes(app: FastAPI, context: AppContext) -> None:
     @app.post("/v1/tokenize", openapi_extra=takes(TokenizeFields), responses=gives(TokenizeBody))
     @app.post("/tokenize", include_in_schema=False)
     async def tokenize(http: HttpRequest) -> Response:
         """The tokens of a text or a conversation, as the model reads them."""
-        return await answer_at_once(front, http, read_tokenize)
+        return await answer_at_once(context, http, read_tokenize)
 
     @app.post("/v1/detokenize", openapi_extra=takes(DetokenizeFields), responses=gives(DetokenizeBody))
     @app.post("/detokenize", include_in_schema=False)
     async def detokenize(http: HttpRequest) -> Response:
         """The text of tokens."""
-        return await answer_at_once(front, http, read_detokenize)
+        return await answer_at_once(context, http, read_detokenize)
 
-    _install_tokenizer_info(app, front)
+    _install_tokenizer_info(app, context)
 
 
-def _install_tokenizer_info(app: FastAPI, front: Front) -> None:
+def _install_tokenizer_info(app: FastAPI, context: AppContext) -> None:
     @app.get("/tokenizer_info", responses=gives(TokenizerInfoBody))
     async def tokenizer_info(http: HttpRequest) -> Response:
         """What the model's folder says of its tokenizer, with the chat template, in vLLM's shape."""
-        front.access.key_of(http)
-        tokenizer = front.tokenizer
+        context.access.key_of(http)
+        tokenizer = context.tokenizer
         told = {"tokenizer_class": None, **tokenizer.settings, "chat_template": tokenizer.chat_template}
         return Response(msgspec.json.encode(told), media_type="application/json")
 
 
-async def answer_at_once(front: Front, http: HttpRequest, work: Work[TextAnswer]) -> Response:
+async def answer_at_once(context: AppContext, http: HttpRequest, work: Work[TextAnswer]) -> Response:
     """Answer a body that needs no engine."""
-    key = front.enter(http)
-    answer = await front.read(key, http, work)
-    front.access.find(key, answer.model)
-    front.access.admission.charge(key, answer.tokens)
+    key = context.enter(http)
+    answer = await context.read(key, http, work)
+    context.access.find(key, answer.model)
+    context.access.admission.charge(key, answer.tokens)
     return Response(answer.body, media_type="application/json")

@@ -273,7 +273,7 @@ def _ranked(pieces: TokenPieces, token: int, logprobs: TokenLogprobs) -> dict[st
 _encode = msgspec.json.Encoder().encode
 
 
-class OpenAiShape(DataEvents):
+class OpenAiWriter(DataEvents):
     """Subclasses write a choice, in a stream and as a whole."""
 
     event_kind: str

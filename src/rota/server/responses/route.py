@@ -6,23 +6,23 @@ from fastapi import FastAPI, Response
 from fastapi import Request as HttpRequest
 
 from rota.server.answers.respond import respond
+from rota.server.context import AppContext
 from rota.server.docs import gives, takes
-from rota.server.front import Front
 from rota.server.openai.chat import parsed_chat
 from rota.server.openai.sampling_fields import model_for
 from rota.server.openai.writer import TokenNamer
 from rota.server.responses.call import ResponsesFields, read_responses
-from rota.server.responses.writer import ResponseBody, ResponseEventBody, ResponsesShape
+from rota.server.responses.writer import ResponseBody, ResponseEventBody, ResponsesWriter
 
 
-def install_responses_route(app: FastAPI, front: Front) -> None:
+def install_responses_route(app: FastAPI, context: AppContext) -> None:
     @app.post("/v1/responses", openapi_extra=takes(ResponsesFields), responses=gives(ResponseBody, ResponseEventBody))
     async def responses(http: HttpRequest) -> Response:
         """Continue a conversation of items. Nothing is stored, so every call sends the whole conversation."""
-        call = front.identify(http)
-        read = await front.read(call.key, http, read_responses)
-        model = model_for(front, call, read.chat.names, read.chat.asks)
+        call = context.identify(http)
+        read = await context.read(call.key, http, read_responses)
+        model = model_for(context, call, read.chat.names, read.chat.call_options)
         answer_id = f"resp_{call.name}"
         parsed = parsed_chat(call, answer_id, model, read.chat, "input")
-        shape = ResponsesShape(answer_id, model.adapter.name, read, TokenNamer(front.tokenizer.pieces))
-        return await respond(front, http, parsed, shape, read.chat.is_streamed)
+        writer = ResponsesWriter(answer_id, model.adapter.name, read, TokenNamer(context.tokenizer.pieces))
+        return await respond(context, http, parsed, writer, read.chat.is_streamed)

@@ -141,7 +141,7 @@ _ERROR_CODES = {
 _CUT = {"length": "max_output_tokens", "abort": "aborted"}
 
 
-class ResponsesShape:
+class ResponsesWriter:
     """For an answer with one choice. Every event has a number."""
 
     media_type = "text/event-stream"

@@ -31,7 +31,7 @@ TENANT = Tenant(name="(shadows)", weight=0.001, priority=LOWEST_PRIORITY)
 # Copies may hold a row in so many.
 ROWS_PER_COPY = 8
 # A copy that takes longer is ended: no client reads its answer.
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 _ENDING = "-shadow"
 
 
@@ -75,7 +75,7 @@ class Shadows:
     def _end_late(self) -> None:
         """An engine that died may have taken copies along, and no client waits for them."""
         for request_id, (reply, opened_at) in list(self._open.items()):
-            if self._now() - opened_at < PATIENCE_S:
+            if self._now() - opened_at < TIMEOUT_S:
                 break
             del self._open[request_id]
             reply.close()

@@ -8,7 +8,7 @@ from enum import Enum, auto
 from typing import Protocol
 
 from rota.text.markers import Markers
-from rota.text.said import CallPiece, Said
+from rota.text.parsed_delta import CallPiece, ParsedDelta
 
 # ── calls ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 # The calls of one answer: numbered, with ids, and sent in pieces while they are read.
@@ -105,7 +105,7 @@ class ToolParser:
         self._begin = 0  # of the text that has been read and is held back
         self._at = 0  # what is read next
 
-    def push(self, text: str) -> Said:
+    def push(self, text: str) -> ParsedDelta:
         self._text = self._text + text if self._text else text
         while self._at < len(self._text) and self._read():
             pass
@@ -115,18 +115,18 @@ class ToolParser:
             self._text, self._begin, self._at = self._text[self._at :], 0, 0
         return self._said(self._calls.take())
 
-    def finish(self) -> Said:
+    def finish(self) -> ParsedDelta:
         """What was held back. No more text comes."""
         text = "".join(self._held) + self._text
         if not self._calls.count or text.strip(_BLANKS):
             self._content.append(text)
         return self._said(self._calls.take(is_last=True))
 
-    def _said(self, calls: tuple[CallPiece, ...]) -> Said:
+    def _said(self, calls: tuple[CallPiece, ...]) -> ParsedDelta:
         content = ""
         if self._content:
             content, self._content = "".join(self._content), []
-        return Said(content, "", calls)
+        return ParsedDelta(content, "", calls)
 
     def _read_between(self) -> bool:
         """At the beginning, and behind calls. Whether there is more to read."""

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from rota.core.adapter import Extra
 from rota.core.errors import AdapterError
-from rota.engine.lora.base import BaseEnds, BaseMatrices
+from rota.engine.lora.base import BaseEmbedHead, BaseMatrices
 from rota.engine.lora.files.checks import SlotKind, refusals, values_not_finite
 from rota.engine.lora.files.extras import Extras, ExtrasReader
 from rota.engine.lora.files.filling import FactorCut, Filling
 from rota.engine.lora.files.folder import AdapterFolder, FolderFiles
 from rota.engine.lora.files.outline import Inquire, answer
 from rota.engine.lora.files.tensor_file import StoredTensor, TensorFile
-from rota.engine.lora.files.workspace import PLAIN, Mould, Workspace
+from rota.engine.lora.files.workspace import PLAIN, LoadTemplate, Workspace
 from rota.engine.lora.growth import SlotGrowth
 from rota.engine.lora.host import PIECE_BYTES, HostAdapter, cut_evenly, run_length, side_by_side, stacked_sites
 from rota.engine.lora.packing import Packing, Parts, SiteParts
@@ -145,7 +145,7 @@ def read_checkpoint(
     key_root: str | Path | None = None,
     shard: Shard = WHOLE,
     base: BaseMatrices | None = None,
-    ends: BaseEnds | None = None,
+    embed_head: BaseEmbedHead | None = None,
     growth: SlotGrowth | None = None,
     seal: str = "",
     ask: Inquire = answer,
@@ -153,36 +153,38 @@ def read_checkpoint(
     """Read a PEFT folder; raises AdapterError with the reason if this model cannot serve it. Blocks on the disk.
 
     `spec` is the whole model's. The folder is checked against it, and a rank reads only its part. With a `base` slots
-    have trims, and they have these `ends`; with `growth` they get what they lack. A workspace is for one bank's
-    adapters. With the `seal` of an earlier read, files that are others by now raise AdapterChangedError: before they
-    are understood if a config or a header is another, else when all numbers were read.
+    have gains and biases, and they have this `embed_head`; with `growth` they get what they lack. A workspace is for
+    one bank's adapters. With the `seal` of an earlier read, files that are others by now raise AdapterChangedError:
+    before they are understood if a config or a header is another, else when all numbers were read.
     """
     shapes, cut_of = site_shapes(shard.local(spec)), functools.partial(shard.factor_cut, spec=spec)
-    slots = _slots(max_rank, shard, base, ends, growth)
-    reader = ExtrasReader(spec=spec, shapes=shapes, dtype=dtype, shard=shard, cut_of=cut_of, base=base, ends=ends)
+    slots = _slots(max_rank, shard, base, embed_head, growth)
+    reader = ExtrasReader(
+        spec=spec, shapes=shapes, dtype=dtype, shard=shard, cut_of=cut_of, base=base, embed_head=embed_head
+    )
     with FolderFiles(path, adapter_root, key_root, ask) as files:
         files.refuse_others_than(seal)
         if packing := work.packing_for(files.fingerprint):
             return _packed(files, packing, dtype, work, seal)
-        mould, folder = work.claim(files.fingerprint), None
-        if mould is None or not mould.is_enough:
+        template, folder = work.claim(files.fingerprint), None
+        if template is None or not template.is_enough:
             folder = AdapterFolder(files, spec.layers)
             for reason in refusals(folder, spec, slots):
                 raise AdapterError(reason)
             can_pack = work.packs and shard.size == 1
             if can_pack and (packing := packing_of(folder, shapes, spec.layers, dtype)):
                 return _packed(files, work.keep(files.fingerprint, packing), dtype, work, seal)
-            mould = mould or _mould_of(files.fingerprint, folder, spec.layers, shapes, dtype, cut_of, work)
-        if not mould.fill(files.opened, folder):
+            template = template or _template_of(files.fingerprint, folder, spec.layers, shapes, dtype, cut_of, work)
+        if not template.fill(files.opened, folder):
             raise AdapterError(_not_finite(folder or AdapterFolder(files, spec.layers), dtype))
-        extras = Extras() if folder is None else reader.read(folder, mould.sites)
+        extras = Extras() if folder is None else reader.read(folder, template.sites)
         for numbers in extras.tensors:
             if folder is not None and numbers.numel() and not _is_finite(numbers, work.threads):
                 raise AdapterError(_not_finite(folder, numbers.dtype))
         found = files.sealed(seal)
     # Operations pass over a site without ranks.
-    ranks = mould.ranks if extras.trims is None else mould.ranks.clamp_min(1)
-    return replace(work.done(HostAdapter((mould.run,), mould.site_ranks, ranks, *extras), mould), seal=found)
+    ranks = template.ranks if extras.gain_bias is None else template.ranks.clamp_min(1)
+    return replace(work.done(HostAdapter((template.run,), template.site_ranks, ranks, *extras), template), seal=found)
 
 
 def _packed(files: FolderFiles, packing: Packing, dtype: torch.dtype, work: Workspace, seal: str) -> HostAdapter:
@@ -193,15 +195,15 @@ def _packed(files: FolderFiles, packing: Packing, dtype: torch.dtype, work: Work
 
 
 def _slots(
-    max_rank: int, shard: Shard, base: BaseMatrices | None, ends: BaseEnds | None, growth: SlotGrowth | None
+    max_rank: int, shard: Shard, base: BaseMatrices | None, embed_head: BaseEmbedHead | None, growth: SlotGrowth | None
 ) -> SlotKind:
-    extras = Extra.NONE if base is None else Extra.TRIMS
-    extras = extras if ends is None else ends.extras
-    places, matrix_bytes = (0, 0) if ends is None else (ends.matrices, ends.matrix_bytes)
+    extras = Extra.NONE if base is None else Extra.GAIN_BIAS
+    extras = extras if embed_head is None else embed_head.extras
+    places, matrix_bytes = (0, 0) if embed_head is None else (embed_head.matrices, embed_head.matrix_bytes)
     return SlotKind(max_rank, extras, shard.size, places, matrix_bytes, growth)
 
 
-def _mould_of(
+def _template_of(
     fingerprint: bytes,
     folder: AdapterFolder,
     layers: int,
@@ -209,14 +211,14 @@ def _mould_of(
     dtype: torch.dtype,
     cut_of: FactorCut,
     work: Workspace,
-) -> Mould:
+) -> LoadTemplate:
     by_layer = [[_rank(folder, shape, layer) for shape in shapes] for layer in range(layers)]
     ranks = torch.tensor(by_layer, dtype=torch.int32)
     site_ranks = tuple(ranks.amax(dim=0).tolist())
     run = work.take(run_length(shapes, layers, site_ranks), dtype)
     sites = stacked_sites(run, shapes, layers, site_ranks)
     scratch = work.take(sum(site.b.numel() for site in sites), dtype)
-    return Mould(
+    return LoadTemplate(
         fingerprint=fingerprint,
         run=run,
         scratch=scratch,

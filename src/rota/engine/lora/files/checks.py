@@ -12,7 +12,7 @@ from rota.core.errors import AdapterError
 from rota.engine.lora.files.brought import Brought
 from rota.engine.lora.files.folder import AdapterFolder, FolderFiles
 from rota.engine.lora.files.outline import Inquire, answer
-from rota.engine.lora.files.peft_config import EMBEDDING, ENDS, HEAD
+from rota.engine.lora.files.peft_config import EMBEDDING, END_MODULES, HEAD
 from rota.engine.lora.files.reader import reason_for
 from rota.engine.lora.files.tensor_file import StoredTensor
 from rota.engine.lora.growth import SlotGrowth
@@ -57,9 +57,9 @@ def own_tokens(folder: AdapterFolder, spec: ModelSpec, max_rank: int | None) -> 
             )
 
 
-def room_for_ends(folder: AdapterFolder, extras: Extra) -> Iterator[str]:
+def room_for_embed_head(folder: AdapterFolder, extras: Extra) -> Iterator[str]:
     """The bank must have this end."""
-    for module in ENDS:
+    for module in END_MODULES:
         if (module in folder.factors or module in folder.tokens) and EXTRAS[module] not in extras:
             yield (
                 f"{folder.config.path} has factors or tokens for '{module}', for which this server's slots have no "
@@ -67,7 +67,7 @@ def room_for_ends(folder: AdapterFolder, extras: Extra) -> Iterator[str]:
             )
 
 
-def shapes_of_ends(folder: AdapterFolder, spec: ModelSpec) -> Iterator[str]:
+def shapes_of_embed_head(folder: AdapterFolder, spec: ModelSpec) -> Iterator[str]:
     tokens, hidden = spec.vocab_size, spec.hidden_size
     for module, inputs, outputs in ((EMBEDDING, tokens, hidden), (HEAD, hidden, tokens)):
         factors = folder.factors.get(module)
@@ -129,7 +129,7 @@ def room_for_matrices(folder: AdapterFolder, places: int, matrix_bytes: int) -> 
         )
 
 
-# ── trim checks ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── gain and bias checks ────────────────────────────────────────────────────────────────────────────────────────────
 # Checks of what DoRA and biases bring besides factors: one vector for a module, as long as its outputs.
 
 
@@ -150,11 +150,11 @@ def vectors_of_factors(folder: AdapterFolder) -> Iterator[str]:
                 )
 
 
-def room_for_trims(folder: AdapterFolder, extras: Extra, ranks: int) -> Iterator[str]:
-    """The bank must have trims, and a rank that has only a part of a sum cannot know a row's norm."""
+def room_for_gain_bias(folder: AdapterFolder, extras: Extra, ranks: int) -> Iterator[str]:
+    """The bank must have gains and biases, and a rank that has only a part of a sum cannot know a row's norm."""
     config = folder.config
-    needs_trims = config.is_dora or config.has_factor_biases or bool(folder.biases)
-    if needs_trims and Extra.TRIMS not in extras:
+    needs_gain_bias = config.is_dora or config.has_factor_biases or bool(folder.biases)
+    if needs_gain_bias and Extra.GAIN_BIAS not in extras:
         field = "use_dora" if config.is_dora else "lora_bias" if config.has_factor_biases else "bias"
         yield (
             f"{config.path} sets '{field}', for which this server's slots have no room; start the server with this "
@@ -243,8 +243,8 @@ def refusals(folder: AdapterFolder, spec: ModelSpec | None, slots: SlotKind = AN
             yield from islice(check(folder, spec), 1)
         yield from islice(own_tokens(folder, spec, slots.max_rank), 1)
     extras = slots.extras if slots.growth is None else ~Extra.NONE
-    yield from room_for_trims(folder, extras, slots.ranks)
-    yield from islice(room_for_ends(folder, extras), 1)
+    yield from room_for_gain_bias(folder, extras, slots.ranks)
+    yield from islice(room_for_embed_head(folder, extras), 1)
     if slots.growth is not None and (reason := slots.growth.refusal(folder.config.extras)):
         yield f"{folder.config.path}: the adapter {reason}"
     if slots.matrices is not None:
@@ -304,7 +304,7 @@ def _known_targets(folder: AdapterFolder, spec: ModelSpec) -> Iterator[str]:
 
 
 def _known_modules(folder: AdapterFolder, spec: ModelSpec) -> Iterator[str]:
-    known = {*module_names(spec.layers), *ENDS}
+    known = {*module_names(spec.layers), *END_MODULES}
     for module in folder.factors:
         if module not in known:
             yield (
@@ -321,7 +321,7 @@ def _targeted_modules(folder: AdapterFolder, spec: ModelSpec) -> Iterator[str]:
             yield f"{_place(folder, module)} has factors for '{module}', which {config.path.name} does not target."
     if not config.names_targets:
         return
-    for module in (*module_names(spec.layers), *ENDS):
+    for module in (*module_names(spec.layers), *END_MODULES):
         if module in config.targeted and module not in folder.factors:
             yield f"{folder.path} lacks the factors of '{module}', which {config.path.name} targets."
 
@@ -353,7 +353,7 @@ MODEL_CHECKS: tuple[Callable[[AdapterFolder, ModelSpec], Iterator[str]], ...] = 
     _known_modules,
     _targeted_modules,
     _shapes,
-    shapes_of_ends,
+    shapes_of_embed_head,
     own_matrices,
     biases_of_the_model,
     lengths,

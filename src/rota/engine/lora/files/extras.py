@@ -12,22 +12,22 @@ import torch
 from torch import Tensor
 
 from rota.core.errors import AdapterError
-from rota.engine.lora.base import BaseEnds, BaseMatrices
+from rota.engine.lora.base import BaseEmbedHead, BaseMatrices
 from rota.engine.lora.files.filling import FactorCut
 from rota.engine.lora.files.folder import AdapterFolder
 from rota.engine.lora.files.peft_config import EMBEDDING, HEAD
 from rota.engine.lora.files.tensor_file import StoredTensor
-from rota.engine.lora.host import EndFactors, StackedSite
-from rota.engine.lora.trims import empty_run, site_trims
+from rota.engine.lora.gain_bias import empty_run, site_gain_bias
+from rota.engine.lora.host import EmbedHeadFactors, StackedSite
 from rota.engine.model.sites import SiteShape, module_name
 from rota.engine.model.spec import ModelSpec
 from rota.engine.parallel.shard import BY_INPUTS, Cut, Shard
 
 # ── folding ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-# Folding turns DoRA's magnitudes and an adapter's biases into trims: a gain and a shift for each output.
+# Folding turns DoRA's magnitudes and an adapter's biases into gains and biases: a gain and a shift for each output.
 #
 #     PEFT      y = bias' + m / |W + B A| · (x Wᵀ + x Aᵀ Bᵀ)  +  b        m, bias' and b are the adapter's own
-#     a trim    y = gain · (x Wᵀ + bias + x Aᵀ Bᵀ) + shift              what the model and its factors give, trimmed
+#     here      y = gain · (x Wᵀ + bias + x Aᵀ Bᵀ) + shift              what the model and its factors give, scaled
 #
 # |W + B A|² of a row is |W|² + 2 (W Aᵀ) · B + B (A Aᵀ) Bᵀ: one product of the model with the rows of A, and no matrix
 # of the model's size is made.
@@ -45,12 +45,12 @@ class Folding:
     cut_of: CutOf
     adds_biases: bool  # behind a sum over ranks, only one of them does
 
-    def trims(self, shapes: tuple[SiteShape, ...], sites: list[StackedSite]) -> Tensor:
-        """The run of an adapter's trims: [layers, 2 * outputs of all sites] float32."""
+    def gain_bias(self, shapes: tuple[SiteShape, ...], sites: list[StackedSite]) -> Tensor:
+        """The run of an adapter's gains and biases: [layers, 2 * outputs of all sites] float32."""
         run = empty_run(shapes, len(sites[0].a))
         with self.base.alone():
             for layer, line in enumerate(run):
-                for shape, site, target in zip(shapes, sites, site_trims(line, shapes), strict=True):
+                for shape, site, target in zip(shapes, sites, site_gain_bias(line, shapes), strict=True):
                     self._fold(target, shape, layer, site)
         return run
 
@@ -117,18 +117,18 @@ def _columns(shape: SiteShape) -> list[slice]:
 
 
 def embedding_of_tokens(
-    folder: AdapterFolder, spec: ModelSpec, base: BaseEnds, dtype: torch.dtype
-) -> EndFactors | None:
+    folder: AdapterFolder, spec: ModelSpec, base: BaseEmbedHead, dtype: torch.dtype
+) -> EmbedHeadFactors | None:
     if EMBEDDING not in folder.tokens:
         return None
     tokens = folder.config.own_tokens[EMBEDDING]
     rows = folder.tokens[EMBEDDING].read().float() - base.embedding_rows(tokens)
-    return EndFactors(_ones(tokens, spec.vocab_size, dtype).T.contiguous(), rows.to(dtype))
+    return EmbedHeadFactors(_ones(tokens, spec.vocab_size, dtype).T.contiguous(), rows.to(dtype))
 
 
 def head_of_tokens(
-    folder: AdapterFolder, spec: ModelSpec, base: BaseEnds, dtype: torch.dtype, cut: Cut
-) -> EndFactors | None:
+    folder: AdapterFolder, spec: ModelSpec, base: BaseEmbedHead, dtype: torch.dtype, cut: Cut
+) -> EmbedHeadFactors | None:
     """Of this rank's tokens. Tied embeddings are one: new rows of the embedding are the head's too."""
     module = EMBEDDING if spec.has_tied_embeddings and HEAD not in folder.tokens else HEAD
     if module not in folder.tokens:
@@ -136,7 +136,7 @@ def head_of_tokens(
     tokens, rows = folder.config.own_tokens[module], folder.tokens[module].read().float()
     here = [place for place, token in enumerate(tokens) if cut.first <= token < cut.end]
     own = [tokens[place] - cut.first for place in here]
-    return EndFactors((rows[here] - base.head_rows(own)).to(dtype), _ones(own, cut.end - cut.first, dtype))
+    return EmbedHeadFactors((rows[here] - base.head_rows(own)).to(dtype), _ones(own, cut.end - cut.first, dtype))
 
 
 def _ones(tokens: tuple[int, ...] | list[int], vocabulary: int, dtype: torch.dtype) -> Tensor:
@@ -146,19 +146,23 @@ def _ones(tokens: tuple[int, ...] | list[int], vocabulary: int, dtype: torch.dty
     return ones
 
 
-# ── end trims ───────────────────────────────────────────────────────────────────────────────────────────────────────
-# Magnitudes and biases of an adapter's ends become trims there, as they do in the layers, above.
+# ── end gains and biases ────────────────────────────────────────────────────────────────────────────────────────────
+# Magnitudes and biases of an adapter's ends become gains and biases there, as they do in the layers, above.
 
 
-def with_trims(
-    folder: AdapterFolder, embedding: EndFactors | None, head: EndFactors | None, base: BaseEnds, tokens: Cut
-) -> tuple[EndFactors | None, EndFactors | None]:
-    """The same factors; those of a DoRA, or with a bias of B, have trims of this rank's outputs."""
+def with_gain_bias(
+    folder: AdapterFolder,
+    embedding: EmbedHeadFactors | None,
+    head: EmbedHeadFactors | None,
+    base: BaseEmbedHead,
+    tokens: Cut,
+) -> tuple[EmbedHeadFactors | None, EmbedHeadFactors | None]:
+    """The same factors; those of a DoRA, or with a bias of B, have gains and biases of this rank's outputs."""
     if embedding is not None and (magnitude := _vector(folder, EMBEDDING, "magnitude")) is not None:
         squares, crossed = base.embedding_against(embedding.a)
         a, b = embedding.a.float(), embedding.b.float()
         gain = magnitude / norms(squares, crossed, a.T @ a, b)
-        embedding = replace(embedding, trims=torch.stack([gain, torch.zeros_like(gain)]))
+        embedding = replace(embedding, gain_bias=torch.stack([gain, torch.zeros_like(gain)]))
     if head is None:
         return embedding, None
     gain, shift = torch.ones(head.b.shape[1]), torch.zeros(head.b.shape[1])
@@ -170,7 +174,7 @@ def with_trims(
         shift = bias[tokens.first : tokens.end] * folder.config.scale_of(HEAD)
     else:
         return embedding, head
-    return embedding, replace(head, trims=torch.stack([gain, shift]))
+    return embedding, replace(head, gain_bias=torch.stack([gain, shift]))
 
 
 def _vector(folder: AdapterFolder, module: str, kind: str) -> Tensor | None:
@@ -186,9 +190,9 @@ COMPARED_ROWS = 16
 SAME = 0.01
 
 
-def read_ends(
-    folder: AdapterFolder, spec: ModelSpec, base: BaseEnds, dtype: torch.dtype, tokens: Cut
-) -> tuple[EndFactors | None, EndFactors | None]:
+def read_embed_head(
+    folder: AdapterFolder, spec: ModelSpec, base: BaseEmbedHead, dtype: torch.dtype, tokens: Cut
+) -> tuple[EmbedHeadFactors | None, EmbedHeadFactors | None]:
     """What the adapter has at the embedding and at the head of this rank's tokens.
 
     Beside factors there PEFT saves the matrix below, and would load it over the model's.
@@ -198,7 +202,7 @@ def read_ends(
         _check_copy(folder, HEAD, base.head_rows, tokens)
     embedding = read_embedding(folder, dtype) or embedding_of_tokens(folder, spec, base, dtype)
     head = read_head(folder, dtype, tokens) or head_of_tokens(folder, spec, base, dtype, tokens)
-    return with_trims(folder, embedding, head, base, tokens)
+    return with_gain_bias(folder, embedding, head, base, tokens)
 
 
 def read_own(folder: AdapterFolder, module: str, dtype: torch.dtype, tokens: Cut) -> tuple[Tensor, ...] | None:
@@ -223,47 +227,47 @@ def _check_copy(folder: AdapterFolder, module: str, rows_of: Callable[[list[int]
         )
 
 
-def read_embedding(folder: AdapterFolder, dtype: torch.dtype) -> EndFactors | None:
+def read_embedding(folder: AdapterFolder, dtype: torch.dtype) -> EmbedHeadFactors | None:
     """PEFT looks a token's column of A up, and a slot its row."""
     factors = folder.factors.get(EMBEDDING)
     if factors is None or factors.a is None or factors.b is None:
         return None
     b = factors.b.read().float().mul_(folder.config.scale_of(EMBEDDING))
-    return EndFactors(factors.a.read().T.to(dtype).contiguous(), b.T.to(dtype).contiguous())
+    return EmbedHeadFactors(factors.a.read().T.to(dtype).contiguous(), b.T.to(dtype).contiguous())
 
 
-def read_head(folder: AdapterFolder, dtype: torch.dtype, tokens: Cut) -> EndFactors | None:
+def read_head(folder: AdapterFolder, dtype: torch.dtype, tokens: Cut) -> EmbedHeadFactors | None:
     """With the outputs of these tokens."""
     factors = folder.factors.get(HEAD)
     if factors is None or factors.a is None or factors.b is None:
         return None
     b = factors.b.read(tokens).float().mul_(folder.config.scale_of(HEAD))
-    return EndFactors(factors.a.read().to(dtype), b.T.to(dtype).contiguous())
+    return EmbedHeadFactors(factors.a.read().to(dtype), b.T.to(dtype).contiguous())
 
 
 # ── read extras ─────────────────────────────────────────────────────────────────────────────────────────────────────
-# What an adapter has besides the factors of its layers: trims, factors at the ends, matrices of its own.
+# What an adapter has besides the factors of its layers: gains and biases, factors at the ends, matrices of its own.
 
 
 class Extras(NamedTuple):
     """As a HostAdapter has them."""
 
-    trims: Tensor | None = None
-    embedding: EndFactors | None = None
-    head: EndFactors | None = None
+    gain_bias: Tensor | None = None
+    embedding: EmbedHeadFactors | None = None
+    head: EmbedHeadFactors | None = None
     own_embedding: tuple[Tensor, ...] | None = None
     own_head: tuple[Tensor, ...] | None = None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        trims = () if self.trims is None else (self.trims,)
+        gain_bias = () if self.gain_bias is None else (self.gain_bias,)
         ends = (tensor for end in (self.embedding, self.head) if end for tensor in end.tensors)
-        return (*trims, *ends, *(self.own_embedding or ()), *(self.own_head or ()))
+        return (*gain_bias, *ends, *(self.own_embedding or ()), *(self.own_head or ()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtrasReader:
-    """Reads them for the slots of one bank; without a `base` these have no trims, and they have these `ends`."""
+    """Reads them for the slots of one bank; without a `base` these have no gains and biases."""
 
     spec: ModelSpec  # of the whole model
     shapes: tuple[SiteShape, ...]
@@ -271,25 +275,25 @@ class ExtrasReader:
     shard: Shard
     cut_of: FactorCut
     base: BaseMatrices | None
-    ends: BaseEnds | None
+    embed_head: BaseEmbedHead | None
 
     def read(self, folder: AdapterFolder, sites: list[StackedSite]) -> Extras:
         """The sites are filled. Blocks on the disk."""
-        trims = None if self.base is None else self._trims(folder, self.base, sites)
+        gain_bias = None if self.base is None else self._gain_bias(folder, self.base, sites)
         embedding, head = None, None
         vocabulary, own = self.spec.vocab_size, self.shard.tokens(self.spec.vocab_size)
-        if self.ends is not None:
+        if self.embed_head is not None:
             with nullcontext() if self.base is None else self.base.alone():
-                embedding, head = read_ends(folder, self.spec, self.ends, self.dtype, own)
+                embedding, head = read_embed_head(folder, self.spec, self.embed_head, self.dtype, own)
         own_embedding = read_own(folder, EMBEDDING, self.dtype, Cut(0, 0, vocabulary, vocabulary))
-        return Extras(trims, embedding, head, own_embedding, read_own(folder, HEAD, self.dtype, own))
+        return Extras(gain_bias, embedding, head, own_embedding, read_own(folder, HEAD, self.dtype, own))
 
-    def _trims(self, folder: AdapterFolder, base: BaseMatrices, sites: list[StackedSite]) -> Tensor | None:
+    def _gain_bias(self, folder: AdapterFolder, base: BaseMatrices, sites: list[StackedSite]) -> Tensor | None:
         if not (folder.config.is_dora or folder.config.has_factor_biases or folder.biases):
             return None
         cut = functools.partial(_cut_of_outputs, self.cut_of)
         folding = Folding(folder=folder, base=base, cut_of=cut, adds_biases=self.shard.rank == 0)
-        return folding.trims(self.shapes, sites)
+        return folding.gain_bias(self.shapes, sites)
 
 
 def _cut_of_outputs(cut_of: FactorCut, part: str) -> Cut | None:

@@ -29,7 +29,7 @@ from rota.engine.lora.files.outline import (
     answer,
     answered,
 )
-from rota.engine.lora.files.peft_config import ENDS
+from rota.engine.lora.files.peft_config import END_MODULES
 from rota.engine.lora.files.tensor_file import StoredTensor, TensorFile
 from rota.engine.model.sites import module_names
 from rota.sources.beneath import Beneath, LeavesError
@@ -243,7 +243,7 @@ class AdapterFolder:
         self.path = files.path
         self.files = files.opened
         headers = tuple(Header(str(file.path), file.header) for file in self.files)
-        modules = (*module_names(layers), *ENDS) if layers else ()
+        modules = (*module_names(layers), *END_MODULES) if layers else ()
         outline = answered(files.ask, OutlineOf(str(files.config_path), files.config, headers, modules))
         assert isinstance(outline, Outline), "it is what was asked for"
         self.config = outline.config
@@ -260,7 +260,7 @@ class AdapterFolder:
     def is_plain(self) -> bool:
         """Does it hold nothing but the factors of layers?"""
         extras = self.config.extras is not Extra.NONE or self.config.has_factor_biases or self.config.is_dora
-        ends = any(module in self.factors for module in ENDS)
+        ends = any(module in self.factors for module in END_MODULES)
         return not (extras or ends or self.biases or self.tokens or self.matrices or self.other_tensors)
 
     def _take(self, kind: str, module: str, stored: StoredTensor) -> None:

@@ -15,7 +15,7 @@ from typing import Any, NoReturn, Protocol
 import msgspec
 
 from rota.core.errors import AdapterError, ModelError
-from rota.engine.lora.files.peft_config import ENDS, PeftConfig, extras_in, read_config
+from rota.engine.lora.files.peft_config import END_MODULES, PeftConfig, extras_in, read_config
 from rota.engine.model.config_file import ConfigFile
 
 # Far more than PEFT writes: an adapter of every expert of a large model has a header of some megabytes.
@@ -38,7 +38,7 @@ KINDS = {
     "base": re.compile(rf"{MODULE}\.base_layer\.weight"),
     # As PEFT saves what `modules_to_save` names: it leaves that word out, a state dict has it.
     "matrix": re.compile(
-        rf"base_model\.model\.(?P<module>{'|'.join(map(re.escape, ENDS))})(\.modules_to_save(\.[^.]+)?)?\.weight"
+        rf"base_model\.model\.(?P<module>{'|'.join(map(re.escape, END_MODULES))})(\.modules_to_save(\.[^.]+)?)?\.weight"
     ),
     # What VeLoRA keeps for its backward pass; its forward pass is that of plain factors.
     "training": re.compile(rf"{MODULE}\.lora_velora_embed(\.[^.]+)?"),

@@ -22,7 +22,7 @@ from rota.engine.model.config_file import ConfigFile
 
 EVERY_LINEAR = "all-linear"
 EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
-ENDS = (EMBEDDING, HEAD)
+END_MODULES = (EMBEDDING, HEAD)
 
 
 def is_named(targets: Sequence[str] | str, module: str) -> bool:
@@ -206,7 +206,7 @@ class _Targets(NamedTuple):
         if self.names is None:
             return True
         if self.names == EVERY_LINEAR:
-            return module not in ENDS
+            return module not in END_MODULES
         if isinstance(self.names, str) or module in self.names or not self.layers:
             return is_named(self.names, module)
         return is_named(self.names, module) and self._layer_of(module) in self.layers
@@ -234,8 +234,8 @@ def _by_pattern(values: Mapping[str, Value], modules: Collection[str]) -> dict[s
 
 def extras_in(config: ConfigFile) -> Extra:
     """What an adapter_config.json asks for besides factors. Raises re.error for a target that is no expression."""
-    has_trims = config.get("use_dora") or config.get("lora_bias") or config.get("bias", "none") != "none"
-    extras = Extra.TRIMS if has_trims else Extra.NONE
+    has_gain_bias = config.get("use_dora") or config.get("lora_bias") or config.get("bias", "none") != "none"
+    extras = Extra.GAIN_BIAS if has_gain_bias else Extra.NONE
     targets = config.get("target_modules")
     if isinstance(targets, str | list) and targets != EVERY_LINEAR:
         named = targets if isinstance(targets, str) else list(map(str, targets))
@@ -261,19 +261,19 @@ def read_own_modules(config: ConfigFile) -> tuple[str, ...]:
     value = config.get("modules_to_save", [])
     named = value if isinstance(value, list) else [value]
     for name in named:
-        if not isinstance(name, str) or not any(module.endswith(name) for module in ENDS):
+        if not isinstance(name, str) or not any(module.endswith(name) for module in END_MODULES):
             raise ModelError(
                 f"{config.path}: 'modules_to_save' names {name!r}; Rota serves weights of an adapter's own for "
-                f"{' and '.join(ENDS)} alone."
+                f"{' and '.join(END_MODULES)} alone."
             )
-    return tuple(module for module in ENDS if any(module.endswith(name) for name in named))
+    return tuple(module for module in END_MODULES if any(module.endswith(name) for name in named))
 
 
 def _end(config: ConfigFile, name: str) -> str:
-    for module in ENDS:
+    for module in END_MODULES:
         if is_named([name], module):
             return module
-    raise ModelError(f"{config.path}: 'trainable_token_indices' names '{name}'; Rota knows {', '.join(ENDS)}.")
+    raise ModelError(f"{config.path}: 'trainable_token_indices' names '{name}'; Rota knows {', '.join(END_MODULES)}.")
 
 
 def _tokens(config: ConfigFile, tokens: Any) -> tuple[int, ...]:

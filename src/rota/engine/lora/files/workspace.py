@@ -15,15 +15,15 @@ from rota.engine.lora.files.tensor_file import TensorFile
 from rota.engine.lora.host import HostAdapter, StackedSite, pinned, pinned_bytes, threads_for_reads
 from rota.engine.lora.packing import Packing
 
-# ── mould ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-# A mould is the memory in which an adapter is put together, and the way in which a folder's files fill it.
+# ── load template ───────────────────────────────────────────────────────────────────────────────────────────────────
+# A load template is the memory in which an adapter is put together, and the way in which a folder's files fill it.
 #
-# Folders with the same config and the same headers, to the byte, share a mould: all versions that a training run saves,
-# and all adapters of one recipe. Then nothing is parsed or checked again but the numbers.
+# Folders with the same config and the same headers, to the byte, share a load template: all versions that a
+# training run saves, and all adapters of one recipe. Then nothing is parsed or checked again but the numbers.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mould:
+class LoadTemplate:
     """For one adapter at a time."""
 
     fingerprint: bytes
@@ -45,7 +45,7 @@ class Mould:
         return self.run.nbytes + self.scratch.nbytes
 
     def fill(self, files: Sequence[TensorFile], folder: AdapterFolder | None) -> bool:
-        """False if numbers are not finite. Blocks on the disk. The folder is needed unless the mould is enough."""
+        """False if numbers are not finite. Blocks on the disk. The folder is needed unless `is_enough`."""
         return self.filling.run(files, folder)
 
 
@@ -74,16 +74,16 @@ class Workspace:
         """[size] uint8 that an adapter keeps."""
         return torch.empty(size, dtype=torch.uint8)
 
-    def claim(self, fingerprint: bytes) -> Mould | None:  # noqa: ARG002
-        """A mould for folders of this fingerprint, which is the caller's until the adapter is done."""
+    def claim(self, fingerprint: bytes) -> LoadTemplate | None:  # noqa: ARG002
+        """A load template for folders of this fingerprint, which is the caller's until the adapter is done."""
         return None
 
     def take(self, count: int, dtype: torch.dtype) -> Tensor:
         """Memory for so many numbers, whatever they are now."""
         return torch.empty(count, dtype=dtype)
 
-    def done(self, adapter: HostAdapter, mould: Mould) -> HostAdapter:  # noqa: ARG002
-        """An adapter that was put together in a mould, where its copies are made from."""
+    def done(self, adapter: HostAdapter, template: LoadTemplate) -> HostAdapter:  # noqa: ARG002
+        """An adapter that was put together in a load template, where its copies are made from."""
         return adapter
 
 
@@ -104,8 +104,8 @@ class PinningWorkspace(Workspace):
         self.packs = packs
         self._pin, self._memory = pin, memory
         self._packings: dict[bytes, Packing] = {}  # the longest unused first
-        self._moulds: list[Mould] = []  # the longest unused first
-        self._left: list[Tensor] = []  # memory of moulds that were given up
+        self._templates: list[LoadTemplate] = []  # the longest unused first
+        self._left: list[Tensor] = []  # memory of load templates that were given up
         self._lock = threading.Lock()
 
     def packing_for(self, fingerprint: bytes) -> Packing | None:
@@ -126,14 +126,14 @@ class PinningWorkspace(Workspace):
     def memory(self, size: int) -> Tensor:
         return self._memory(size)
 
-    def claim(self, fingerprint: bytes) -> Mould | None:
+    def claim(self, fingerprint: bytes) -> LoadTemplate | None:
         with self._lock:
-            for mould in self._moulds:
-                if mould.fingerprint == fingerprint:
-                    self._moulds.remove(mould)
-                    return mould
-            if len(self._moulds) >= MOST_KEPT:
-                given_up = self._moulds.pop(0)
+            for template in self._templates:
+                if template.fingerprint == fingerprint:
+                    self._templates.remove(template)
+                    return template
+            if len(self._templates) >= MOST_KEPT:
+                given_up = self._templates.pop(0)
                 self._left = [_whole(given_up.run), _whole(given_up.scratch)]
         return None
 
@@ -146,11 +146,11 @@ class PinningWorkspace(Workspace):
                     return memory[:size].view(dtype)
         return torch.empty(size, dtype=torch.uint8).view(dtype)
 
-    def done(self, adapter: HostAdapter, mould: Mould) -> HostAdapter:
+    def done(self, adapter: HostAdapter, template: LoadTemplate) -> HostAdapter:
         copy = self._pin(adapter, self.threads)
         with self._lock:
-            if mould.size_bytes <= MOST_BYTES and len(self._moulds) < MOST_KEPT:
-                self._moulds.append(mould)
+            if template.size_bytes <= MOST_BYTES and len(self._templates) < MOST_KEPT:
+                self._templates.append(template)
         return copy
 
 

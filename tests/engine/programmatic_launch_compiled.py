@@ -31,9 +31,14 @@ KERNELS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-def facts(kernel: Any, constants: dict[str, Any], is_chained: bool) -> dict[str, int]:
+def facts(kernel: Any, constants: dict[str, Any], is_programmatic: bool) -> dict[str, int]:
     made = compile_kernel(
-        kernel, TYPES, {**constants, "CHAINED": is_chained}, num_warps=WARPS, num_stages=STAGES, launch_pdl=is_chained
+        kernel,
+        TYPES,
+        {**constants, "PROGRAMMATIC": is_programmatic},
+        num_warps=WARPS,
+        num_stages=STAGES,
+        launch_pdl=is_programmatic,
     )
     before, _, after = made.asm["ptx"].partition("griddepcontrol.wait")
     return {
@@ -46,7 +51,7 @@ def facts(kernel: Any, constants: dict[str, Any], is_chained: bool) -> dict[str,
 
 
 if __name__ == "__main__":
-    chained, alone = (
-        {name: facts(*case, is_chained) for name, case in KERNELS.items()} for is_chained in (True, False)
+    programmatic, alone = (
+        {name: facts(*case, is_programmatic) for name, case in KERNELS.items()} for is_programmatic in (True, False)
     )
-    print(json.dumps({"chained": chained, "alone": alone}))
+    print(json.dumps({"chained": programmatic, "alone": alone}))

@@ -1,4 +1,4 @@
-"""What the start of an engine has timed: its stages, and trials that a restart on the same machine need not repeat."""
+"""What the start of an engine has timed: its stages, and choices that a restart on the same machine need not repeat."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from rota.core.stages import Choice, Stage, Trial
+from rota.core.stages import AutotuneResult, Choice, Stage
 
 # ── stages ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 # A recorder of stages: how long each part of building an engine takes, also of parts that run at the same time.
@@ -46,22 +46,22 @@ class StageRecorder:
             self._stages.append(Stage(name, began_s, took_s))
 
 
-# ── trials ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-# Trials remember what the start of an engine has timed, so that a restart on the same machine times nothing again.
+# ── autotune results ────────────────────────────────────────────────────────────────────────────────────────────────
+# They remember what the start of an engine has timed, so that a restart on the same machine times nothing again.
 
-_in_use: ContextVar[Trials | None] = ContextVar("trials", default=None)
+_in_use: ContextVar[AutotuneCache | None] = ContextVar("autotune cache", default=None)
 
 
-class Trials:
+class AutotuneCache:
     """Choices by name. The machine is a part of each name: another one times for itself."""
 
-    def __init__(self, known: Iterable[Trial] = (), machine: str | None = None) -> None:
+    def __init__(self, known: Iterable[AutotuneResult] = (), machine: str | None = None) -> None:
         self._machine = machine or platform.node()
-        self._choices = {trial.name: trial.choice for trial in known}
+        self._choices = {result.name: result.choice for result in known}
 
     @property
-    def made(self) -> tuple[Trial, ...]:
-        return tuple(Trial(name, choice) for name, choice in self._choices.items())
+    def made(self) -> tuple[AutotuneResult, ...]:
+        return tuple(AutotuneResult(name, choice) for name, choice in self._choices.items())
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -81,5 +81,5 @@ class Trials:
 
 def chosen(name: str, find: Callable[[], Choice], fits: Callable[[Choice], bool]) -> Choice:
     """What was chosen before under this name, if it still fits; else what `find` finds by timing."""
-    trials = _in_use.get()
-    return find() if trials is None else trials.choose(name, find, fits)
+    autotuned = _in_use.get()
+    return find() if autotuned is None else autotuned.choose(name, find, fits)

@@ -1,4 +1,4 @@
-"""A pulse tells the supervisor that the loop goes round; it comes from the loop, because a thread would beat on."""
+"""A heartbeat tells the supervisor that the loop goes round; it comes from the loop, because a thread would beat on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONG_STEP_S = 0.1
 TellAlive = Callable[[float], None]
 
 
-class Pulse:
+class Heartbeat:
     """For one loop: its beats, and how long its steps should take, by their tokens and by recent steps."""
 
     def __init__(

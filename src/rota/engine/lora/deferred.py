@@ -1,4 +1,4 @@
-"""An OpenProduct is a product of the model to which its adapters' part is still to be added.
+"""An DeferredLora is a product of the model to which its adapters' part is still to be added.
 
 On a GPU the operation that follows a product reads all of it anyway. So it can add the adapters' part meanwhile, which
 saves a launch, and a time of writing and reading the product (decision 0023). Code that wants numbers closes it.
@@ -16,7 +16,7 @@ from rota.engine.step.device_step import LoraBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenProduct:
+class DeferredLora:
     """One site of one layer in one step."""
 
     y: Tensor  # [tokens, outputs], the model's own product; rows may lie apart
@@ -32,7 +32,7 @@ class OpenProduct:
 
 
 # What a product gives to the operation that follows it.
-Output = Tensor | OpenProduct
+Output = Tensor | DeferredLora
 
 
 def closed(output: Output) -> Tensor:

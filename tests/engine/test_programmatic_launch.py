@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from rota.engine import chain
+from rota.engine import programmatic_launch
 from tests.engine.kernels_compiled import told_by
 
 
 @pytest.fixture(scope="module")
 def told() -> dict[str, Any]:
-    found: dict[str, Any] = told_by("tests.engine.chain_compiled")
+    found: dict[str, Any] = told_by("tests.engine.programmatic_launch_compiled")
     return found
 
 
@@ -34,8 +34,10 @@ def test_each_waits_once_and_then_lets_the_next_come(told):
 
 
 def test_every_kernel_that_can_be_chained_waits():
-    folder = Path(chain.__file__).parent
-    texts = {path.name: path.read_text("utf-8") for path in folder.rglob("*.py") if path.name != "chain.py"}
+    folder = Path(programmatic_launch.__file__).parent
+    texts = {
+        path.name: path.read_text("utf-8") for path in folder.rglob("*.py") if path.name != "programmatic_launch.py"
+    }
     able = {
         name: text.count("CHAINED: tl.constexpr") for name, text in texts.items() if "CHAINED: tl.constexpr" in text
     }
@@ -44,7 +46,7 @@ def test_every_kernel_that_can_be_chained_waits():
 
 
 def test_a_cpu_has_no_chain(monkeypatch):
-    assert chain.chained(torch.zeros(1)) == {"CHAINED": False}
-    monkeypatch.setattr(chain, "_is_able", lambda _: True)
-    assert not chain.is_chained(torch.device("cpu"))
-    assert chain.is_chained(torch.device("cuda", 0))
+    assert programmatic_launch.programmatic(torch.zeros(1)) == {"PROGRAMMATIC": False}
+    monkeypatch.setattr(programmatic_launch, "_is_able", lambda _: True)
+    assert not programmatic_launch.is_programmatic(torch.device("cpu"))
+    assert programmatic_launch.is_programmatic(torch.device("cuda", 0))

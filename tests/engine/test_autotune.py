@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from rota.core.stages import Choice
-from rota.engine.trials import Trials, chosen
+from rota.engine.autotune import AutotuneCache, chosen
 
 
 def anything(_: Choice) -> bool:
@@ -24,9 +24,9 @@ def asked(choice: Choice, fits: Callable[[Choice], bool] = anything) -> tuple[Ch
     return chosen("threads", find, fits), bool(found)
 
 
-def used(*before: Trials, machine: str = "here") -> tuple[Trials, AbstractContextManager[None]]:
-    trials = Trials([trial for one in before for trial in one.made], machine)
-    return trials, trials.in_use()
+def used(*before: AutotuneCache, machine: str = "here") -> tuple[AutotuneCache, AbstractContextManager[None]]:
+    autotuned = AutotuneCache([result for one in before for result in one.made], machine)
+    return autotuned, autotuned.in_use()
 
 
 def test_a_second_start_knows_what_the_first_has_found():
@@ -49,7 +49,7 @@ def test_what_does_not_fit_any_more_is_found_again():
     second, in_use = used(first)
     with in_use:
         assert asked((2,), lambda choice: choice in ((1,), (2,))) == ((2,), True)
-    assert [trial.choice for trial in second.made] == [(2,)]
+    assert [result.choice for result in second.made] == [(2,)]
 
 
 def test_another_machine_finds_for_itself():

@@ -1,8 +1,8 @@
-"""A trim is a gain and a shift for each output of a site: what DoRA and biases are, once an adapter is loaded.
+"""A gain and a bias for each output of a site: what DoRA and biases are, once an adapter is loaded.
 
     y = gain · (x Wᵀ + x Aᵀ B) + shift
 
-A slot's trims are one run of numbers, layer after layer, so that one copy fills them:
+A slot's gains and biases are one run of numbers, layer after layer, so that one copy fills them:
 
     | qkv: gains, shifts | o: gains, shifts | gate_up: gains, shifts | down: gains, shifts |   and so for each layer
 
@@ -23,49 +23,49 @@ from rota.engine.model.sites import SiteShape
 from rota.engine.step.device_step import LoraBatch
 
 # Up to so many tokens of more than so many adapters take one operation for all of them. Else each adapter takes one,
-# without copies of its trims.
+# without copies of its gains and biases.
 FEW_TOKENS, FEW_GROUPS = 64, 4
 
 
 @dataclass(frozen=True, slots=True)
-class Trims:
-    """The trims of every slot at one site of one layer."""
+class GainBias:
+    """The gains and biases of every slot at one site of one layer."""
 
     numbers: Tensor  # [slots, 2, outputs] float32: gains and shifts; slots lie far apart
-    is_trimmed: Tensor  # [slots] bool: which slots have an adapter with trims
+    has_gain_bias: Tensor  # [slots] bool: which slots have an adapter with gains and biases
 
 
-def empty_trims(slots: int, outputs: int, device: torch.device) -> Trims:
-    """Of one site, for slots without trims."""
+def empty_gain_bias(slots: int, outputs: int, device: torch.device) -> GainBias:
+    """Of one site, for slots without gains and biases."""
     numbers = torch.zeros(slots, 2, outputs, device=device)
     numbers[:, 0] = 1.0
-    return Trims(numbers, torch.zeros(slots, dtype=torch.bool, device=device))
+    return GainBias(numbers, torch.zeros(slots, dtype=torch.bool, device=device))
 
 
-class SlotTrims:
-    """The trims of all slots on the device."""
+class SlotGainBias:
+    """The gains and biases of all slots on the device."""
 
     def __init__(self, shapes: Sequence[SiteShape], slots: int, layers: int, device: torch.device) -> None:
         self._shapes = shapes
         self._lines = empty_run(shapes, layers).to(device).repeat(slots, 1, 1)  # [slots, layers, numbers of a layer]
-        self._is_trimmed = torch.zeros(slots, dtype=torch.bool, device=device)
-        # Known on the host too: a slot without trims need not be cleared again.
-        self._trimmed: set[int] = set()
+        self._has_gain_bias = torch.zeros(slots, dtype=torch.bool, device=device)
+        # Known on the host too: a slot without gains and biases need not be cleared again.
+        self._with_gain_bias: set[int] = set()
         self.size_bytes = self._lines.nbytes
 
-    def at(self, layer: int, site: int) -> Trims:
+    def at(self, layer: int, site: int) -> GainBias:
         """What the operations read at one site of one layer; the tensors never change their address."""
-        return Trims(site_trims(self._lines[:, layer], self._shapes)[site], self._is_trimmed)
+        return GainBias(site_gain_bias(self._lines[:, layer], self._shapes)[site], self._has_gain_bias)
 
-    def copy_in(self, slot: int, trims: Tensor | None) -> None:
-        """Replace the slot's trims, or leave it without; queued as the bank's copies are."""
-        if trims is not None:
-            self._lines[slot].copy_(trims, non_blocking=True)
-            self._trimmed.add(slot)
-        elif slot in self._trimmed:
+    def copy_in(self, slot: int, gain_bias: Tensor | None) -> None:
+        """Replace the slot's gains and biases, or leave it without; queued as the bank's copies are."""
+        if gain_bias is not None:
+            self._lines[slot].copy_(gain_bias, non_blocking=True)
+            self._with_gain_bias.add(slot)
+        elif slot in self._with_gain_bias:
             clear(self._lines[slot], self._shapes)
-            self._trimmed.remove(slot)
-        self._is_trimmed[slot] = trims is not None
+            self._with_gain_bias.remove(slot)
+        self._has_gain_bias[slot] = gain_bias is not None
 
 
 def line_length(shapes: Sequence[SiteShape]) -> int:
@@ -73,19 +73,19 @@ def line_length(shapes: Sequence[SiteShape]) -> int:
     return sum(2 * shape.outputs for shape in shapes)
 
 
-def trim_bytes(shapes: Sequence[SiteShape], layers: int) -> int:
-    """The bytes of one slot's trims."""
+def gain_bias_bytes(shapes: Sequence[SiteShape], layers: int) -> int:
+    """The bytes of one slot's gains and biases."""
     return layers * line_length(shapes) * torch.float32.itemsize
 
 
-def site_trims(lines: Tensor, shapes: Sequence[SiteShape]) -> list[Tensor]:
+def site_gain_bias(lines: Tensor, shapes: Sequence[SiteShape]) -> list[Tensor]:
     """Each site's [..., 2, outputs] in lines [..., numbers of a layer], as views."""
     parts = torch.split(lines, [2 * shape.outputs for shape in shapes], dim=-1)
     return [part.unflatten(-1, (2, shape.outputs)) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def empty_run(shapes: Sequence[SiteShape], layers: int) -> Tensor:
-    """The run of an adapter that trims nothing: [layers, numbers of a layer] float32."""
+    """The run of an adapter that scales and shifts nothing: [layers, numbers of a layer] float32."""
     run = torch.zeros(layers, line_length(shapes))
     clear(run, shapes)
     return run
@@ -94,20 +94,20 @@ def empty_run(shapes: Sequence[SiteShape], layers: int) -> Tensor:
 def clear(lines: Tensor, shapes: Sequence[SiteShape]) -> None:
     """Gains of one, shifts of nought."""
     lines.zero_()
-    for site in site_trims(lines, shapes):
+    for site in site_gain_bias(lines, shapes):
         site[..., 0, :] = 1.0
 
 
-def trim(y: Tensor, trims: Trims, batch: LoraBatch) -> None:
-    """Trim the rows of y [tokens, outputs] whose adapter has trims; the others do not change."""
-    trimmed = tuple(trims.is_trimmed.tolist())
-    groups, tokens = _tokens(batch, trimmed)
+def apply_gain_bias(y: Tensor, gain_bias: GainBias, batch: LoraBatch) -> None:
+    """Scale and shift the rows of y [tokens, outputs] whose adapter has gains and biases; the others do not change."""
+    with_gain_bias = tuple(gain_bias.has_gain_bias.tolist())
+    groups, tokens = _tokens(batch, with_gain_bias)
     if tokens is not None and len(groups) > FEW_GROUPS and len(tokens) <= FEW_TOKENS:
-        gain, shift = trims.numbers[batch.token_slots[tokens]].unbind(dim=1)
+        gain, shift = gain_bias.numbers[batch.token_slots[tokens]].unbind(dim=1)
         y[tokens] = torch.addcmul(shift, y[tokens], gain).to(y.dtype)
         return
     for slot, rows in groups:
-        gain, shift = trims.numbers[slot]
+        gain, shift = gain_bias.numbers[slot]
         if isinstance(rows, slice):
             torch.addcmul(shift, y[rows], gain, out=y[rows])
         else:
@@ -115,14 +115,16 @@ def trim(y: Tensor, trims: Trims, batch: LoraBatch) -> None:
 
 
 @functools.lru_cache(maxsize=4)
-def _tokens(batch: LoraBatch, trimmed: tuple[bool, ...]) -> tuple[list[tuple[int, slice | Tensor]], Tensor | None]:
-    """The slots that have trims with their tokens, and all of these tokens; all sites of a step share them."""
-    groups = [(slot, batch.order[first:end]) for slot, first, end in batch.groups if trimmed[slot]]
+def _tokens(
+    batch: LoraBatch, with_gain_bias: tuple[bool, ...]
+) -> tuple[list[tuple[int, slice | Tensor]], Tensor | None]:
+    """The slots that have them, with their tokens, and all of these tokens; all sites of a step share them."""
+    groups = [(slot, batch.order[first:end]) for slot, first, end in batch.groups if with_gain_bias[slot]]
     tokens = torch.cat([rows for _, rows in groups]) if groups else None
     return [(slot, _run_or_indices(rows)) for slot, rows in groups], tokens
 
 
 def _run_or_indices(tokens: Tensor) -> slice | Tensor:
-    """A slice if the tokens are contiguous: they are trimmed where they lie."""
+    """A slice if the tokens are contiguous: they are scaled where they lie."""
     first, last = int(tokens[0]), int(tokens[-1])
     return slice(first, last + 1) if last - first + 1 == len(tokens) else tokens

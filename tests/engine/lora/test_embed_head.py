@@ -10,10 +10,10 @@ import torch
 from rota.core.adapter import Extra
 from rota.core.errors import AdapterError
 from rota.engine.lora.bank import Bank
-from rota.engine.lora.base import BaseEnds
-from rota.engine.lora.embed_head import EndBank, Ends, TorchEnds
-from rota.engine.lora.host import EndFactors
-from rota.engine.lora.reference import add_trimmed
+from rota.engine.lora.base import BaseEmbedHead
+from rota.engine.lora.embed_head import EmbedHead, EmbedHeadBank, TorchEmbedHead
+from rota.engine.lora.host import EmbedHeadFactors
+from rota.engine.lora.reference import add_with_gain_bias
 from rota.engine.model.linear import Linear
 from tests.engine.lora.site_numbers import BOUNDS, batch_of, relative_error
 from tests.engine.lora.small_bank import CPU, MAX_RANK, SMALL, host_adapter
@@ -27,21 +27,21 @@ TOKENS = [2, 0, 3, 2, 1, 3, 0]
 PLAIN = host_adapter((1, 1, 1, 1), 1.0)
 
 
-def below(extras: Extra) -> BaseEnds:
+def below(extras: Extra) -> BaseEmbedHead:
     embedding = torch.zeros(SMALL.vocab_size, SMALL.hidden_size)
-    return BaseEnds(extras, embedding, Linear(embedding))
+    return BaseEmbedHead(extras, embedding, Linear(embedding))
 
 
-def by_torch(bank: EndBank) -> Ends:
-    return TorchEnds(bank, add_trimmed)
+def by_torch(bank: EmbedHeadBank) -> EmbedHead:
+    return TorchEmbedHead(bank, add_with_gain_bias)
 
 
 @pytest.fixture(params=["torch", "triton"])
-def made(request) -> tuple[EndBank, Ends, str]:
+def made(request) -> tuple[EmbedHeadBank, EmbedHead, str]:
     """A bank with ends in slots 0 and 2; 1 has none, and 3 is the base model's."""
     torch.manual_seed(0)
-    make, device = (by_torch, "cpu") if request.param == "torch" else (triton_ends.TritonEnds, DEVICE)
-    bank = EndBank(SMALL, SMALL.vocab_size, SLOTS, MAX_RANK, torch.float32, torch.device(device), below(BOTH))
+    make, device = (by_torch, "cpu") if request.param == "torch" else (triton_ends.TritonEmbedHead, DEVICE)
+    bank = EmbedHeadBank(SMALL, SMALL.vocab_size, SLOTS, MAX_RANK, torch.float32, torch.device(device), below(BOTH))
     for slot, rank in ((0, 5), (2, MAX_RANK)):
         # A former resident has left larger factors.
         bank.copy_in(slot, replace(PLAIN, embedding=embedding(MAX_RANK), head=head(MAX_RANK)))
@@ -51,12 +51,12 @@ def made(request) -> tuple[EndBank, Ends, str]:
     return bank, make(bank), device
 
 
-def embedding(rank: int) -> EndFactors:
-    return EndFactors(torch.randn(SMALL.vocab_size, rank), torch.randn(rank, SMALL.hidden_size))
+def embedding(rank: int) -> EmbedHeadFactors:
+    return EmbedHeadFactors(torch.randn(SMALL.vocab_size, rank), torch.randn(rank, SMALL.hidden_size))
 
 
-def head(rank: int) -> EndFactors:
-    return EndFactors(torch.randn(rank, SMALL.hidden_size), torch.randn(rank, SMALL.vocab_size))
+def head(rank: int) -> EmbedHeadFactors:
+    return EmbedHeadFactors(torch.randn(rank, SMALL.hidden_size), torch.randn(rank, SMALL.vocab_size))
 
 
 def test_each_token_gets_its_own_adapter_s_row(made):
@@ -97,22 +97,22 @@ def test_each_row_that_samples_gets_its_own_adapter_s_logits(made):
 @pytest.mark.parametrize("way", ["torch", "triton"])
 def test_ends_are_trimmed_where_an_adapter_has_trims_there(way):
     torch.manual_seed(0)
-    make, device = (by_torch, "cpu") if way == "torch" else (triton_ends.TritonEnds, DEVICE)
-    base = below(BOTH | Extra.TRIMS)
-    bank = EndBank(SMALL, SMALL.vocab_size, SLOTS, MAX_RANK, torch.float32, torch.device(device), base)
-    looked_up = replace(embedding(3), trims=torch.randn(2, SMALL.hidden_size))
-    scored = replace(head(3), trims=torch.randn(2, SMALL.vocab_size))
+    make, device = (by_torch, "cpu") if way == "torch" else (triton_ends.TritonEmbedHead, DEVICE)
+    base = below(BOTH | Extra.GAIN_BIAS)
+    bank = EmbedHeadBank(SMALL, SMALL.vocab_size, SLOTS, MAX_RANK, torch.float32, torch.device(device), base)
+    looked_up = replace(embedding(3), gain_bias=torch.randn(2, SMALL.hidden_size))
+    scored = replace(head(3), gain_bias=torch.randn(2, SMALL.vocab_size))
     for slot in (0, 2):
         bank.copy_in(slot, replace(PLAIN, embedding=looked_up, head=scored))
     bank.copy_in(0, replace(PLAIN, embedding=embedding(2), head=head(2)))  # a plain one takes the place of a DoRA
     ids = torch.tensor([5, 31, 0, 7, 5, 9, 31], device=device)
     x, logits = torch.randn(7, SMALL.hidden_size, device=device), torch.randn(7, SMALL.vocab_size, device=device)
     plain_x, plain_logits = x.clone(), logits.clone()
-    batch, without = batch_of(TOKENS, SLOTS, 16, device), EndBank.__new__(EndBank)
+    batch, without = batch_of(TOKENS, SLOTS, 16, device), EmbedHeadBank.__new__(EmbedHeadBank)
     without.own, without.embedding, without.head = (
         None,
-        replace(bank.embedding, trims=None),
-        replace(bank.head, trims=None),
+        replace(bank.embedding, gain_bias=None),
+        replace(bank.head, gain_bias=None),
     )
     make(without).embed(plain_x, ids, batch)
     make(without).head(plain_logits, x, batch)
@@ -120,14 +120,17 @@ def test_ends_are_trimmed_where_an_adapter_has_trims_there(way):
     make(bank).head(logits, x, batch)
     make(bank).embed(x, ids, batch)
 
-    for found, plain, (gain, shift) in ((x, plain_x, looked_up.trims), (logits, plain_logits, scored.trims)):
+    for found, plain, (gain, shift) in ((x, plain_x, looked_up.gain_bias), (logits, plain_logits, scored.gain_bias)):
         expected = plain.cpu().clone()
         expected[[0, 3]] = expected[[0, 3]] * gain + shift
         torch.testing.assert_close(found.cpu(), expected)
         others = [1, 2, 4, 5, 6]
         assert torch.equal(found.cpu()[others], plain.cpu()[others])
-    trims = SLOTS * 2 * (SMALL.vocab_size + SMALL.hidden_size) * 4
-    assert bank.size_bytes == EndBank(SMALL, 32, SLOTS, MAX_RANK, torch.float32, CPU, below(BOTH)).size_bytes + trims
+    gain_bias = SLOTS * 2 * (SMALL.vocab_size + SMALL.hidden_size) * 4
+    assert (
+        bank.size_bytes
+        == EmbedHeadBank(SMALL, 32, SLOTS, MAX_RANK, torch.float32, CPU, below(BOTH)).size_bytes + gain_bias
+    )
 
 
 def own(tokens: int = SMALL.vocab_size) -> tuple[torch.Tensor, ...]:
@@ -135,12 +138,14 @@ def own(tokens: int = SMALL.vocab_size) -> tuple[torch.Tensor, ...]:
 
 
 @pytest.fixture(params=["torch", "triton"])
-def with_matrices(request) -> tuple[EndBank, Ends, str]:
+def with_matrices(request) -> tuple[EmbedHeadBank, EmbedHead, str]:
     """Slot 0 has both, slot 2 a head; a former resident has left another embedding there."""
     torch.manual_seed(0)
-    make, device = (by_torch, "cpu") if request.param == "torch" else (triton_ends.TritonEnds, DEVICE)
-    base = BaseEnds(Extra.NONE, torch.zeros(SMALL.vocab_size, SMALL.hidden_size), Linear(torch.zeros(1, 1)), matrices=3)
-    bank = EndBank(SMALL, SMALL.vocab_size, SLOTS, MAX_RANK, torch.float32, torch.device(device), base)
+    make, device = (by_torch, "cpu") if request.param == "torch" else (triton_ends.TritonEmbedHead, DEVICE)
+    base = BaseEmbedHead(
+        Extra.NONE, torch.zeros(SMALL.vocab_size, SMALL.hidden_size), Linear(torch.zeros(1, 1)), matrices=3
+    )
+    bank = EmbedHeadBank(SMALL, SMALL.vocab_size, SLOTS, MAX_RANK, torch.float32, torch.device(device), base)
     bank.copy_in(2, replace(PLAIN, own_embedding=own()), [1])
     bank.copy_in(1, replace(PLAIN, own_embedding=own(), own_head=own()), [1, 0])
     bank.copy_in(0, replace(PLAIN, own_embedding=own(), own_head=own()), [2, 0])
@@ -168,8 +173,10 @@ def test_a_matrix_of_an_adapter_s_own_takes_the_place_of_the_model_s(with_matric
 
 
 def test_a_rank_has_the_head_of_its_own_tokens():
-    base = BaseEnds(Extra.NONE, torch.zeros(SMALL.vocab_size, SMALL.hidden_size), Linear(torch.zeros(1, 1)), matrices=1)
-    bank = EndBank(SMALL, 20, SLOTS, MAX_RANK, torch.float32, CPU, base)
+    base = BaseEmbedHead(
+        Extra.NONE, torch.zeros(SMALL.vocab_size, SMALL.hidden_size), Linear(torch.zeros(1, 1)), matrices=1
+    )
+    bank = EmbedHeadBank(SMALL, 20, SLOTS, MAX_RANK, torch.float32, CPU, base)
     adapter = replace(PLAIN, own_head=own(20))
     bank.copy_in(0, adapter, [0])
     logits, x = torch.zeros(1, 20), torch.randn(1, SMALL.hidden_size)
@@ -182,13 +189,13 @@ def test_a_rank_has_the_head_of_its_own_tokens():
 def test_a_bank_has_the_ends_that_were_asked_for_and_counts_their_bytes():
     plain = Bank(SMALL, 2, MAX_RANK, torch.float32, CPU).size_bytes
     for extras, numbers in ((Extra.EMBEDDING, 32 + 8), (Extra.HEAD, 16 + 8), (BOTH, 32 + 8 + 16 + 8)):
-        ends = EndBank(
+        ends = EmbedHeadBank(
             SMALL, 16, 2, MAX_RANK, torch.float32, CPU, below(extras)
         )  # of two ranks, this one has 16 tokens
         bank = Bank(SMALL, 2, MAX_RANK, torch.float32, CPU, ends=ends)
         assert bank.size_bytes == plain + 2 * MAX_RANK * numbers * 4
         assert (ends.embedding is None, ends.head is None) == (Extra.EMBEDDING not in extras, Extra.HEAD not in extras)
-        both = {Extra.EMBEDDING: embedding(2), Extra.HEAD: EndFactors(torch.ones(2, 8), torch.ones(2, 16))}
+        both = {Extra.EMBEDDING: embedding(2), Extra.HEAD: EmbedHeadFactors(torch.ones(2, 8), torch.ones(2, 16))}
         there = {name: both[end] for end, name in NAMES.items() if end in extras}
         bank.copy_in(1, replace(PLAIN, **there))
         if extras != BOTH:
@@ -209,15 +216,15 @@ def test_rows_of_a_head_are_told_in_any_form():
             return plain(x)
 
     for form in (plain, Hidden()):
-        rows = BaseEnds(BOTH, torch.zeros(32, 8), form).head_rows([3, 31])
+        rows = BaseEmbedHead(BOTH, torch.zeros(32, 8), form).head_rows([3, 31])
         torch.testing.assert_close(rows, plain.weight[[3, 31]])
-        squares, products = BaseEnds(BOTH, torch.zeros(32, 8), form).head_against(a := torch.randn(3, 8))
+        squares, products = BaseEmbedHead(BOTH, torch.zeros(32, 8), form).head_against(a := torch.randn(3, 8))
         torch.testing.assert_close(squares, plain.weight.square().sum(1))
         torch.testing.assert_close(products, a @ plain.weight.T)
 
 
 def test_columns_of_an_embedding_are_told():
     table, a = torch.randn(32, 8), torch.randn(32, 3)
-    squares, products = BaseEnds(BOTH, table, Linear(table)).embedding_against(a)
+    squares, products = BaseEmbedHead(BOTH, table, Linear(table)).embedding_against(a)
     torch.testing.assert_close(squares, table.square().sum(0))
     torch.testing.assert_close(products, a.T @ table)

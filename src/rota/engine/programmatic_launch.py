@@ -20,19 +20,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-IS_CHAINED = True
+IS_PROGRAMMATIC = True
 CAPABILITY = (9, 0)
 # Bytes that the device's memory moves together.
 LINE = tl.constexpr(128)
 
 
-def chained(at: Tensor) -> dict[str, bool]:
+def programmatic(at: Tensor) -> dict[str, bool]:
     """The arguments of a launch on a tensor's device that say whether it may begin early."""
-    return {"CHAINED": True, "launch_pdl": True} if is_chained(at.device) else {"CHAINED": False}
+    return {"PROGRAMMATIC": True, "launch_pdl": True} if is_programmatic(at.device) else {"PROGRAMMATIC": False}
 
 
-def is_chained(device: torch.device) -> bool:
-    return IS_CHAINED and device.type == "cuda" and _is_able(device)
+def is_programmatic(device: torch.device) -> bool:
+    return IS_PROGRAMMATIC and device.type == "cuda" and _is_able(device)
 
 
 @lru_cache
@@ -41,9 +41,9 @@ def _is_able(device: torch.device) -> bool:
 
 
 @triton.jit
-def follow(CHAINED: tl.constexpr):
+def follow(PROGRAMMATIC: tl.constexpr):
     """Wait until the forerunner has ended and can be seen; then the next kernel may come."""
-    if CHAINED:
+    if PROGRAMMATIC:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
 

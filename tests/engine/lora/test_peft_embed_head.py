@@ -37,8 +37,8 @@ FEATURES: dict[int, dict[str, Any]] = {
     9: {"use_dora": True, "target_modules": ["embed_tokens", "lm_head", "k_proj"]},
     10: {"lora_bias": True, "target_modules": ["lm_head", "gate_proj"]},
 }
-ENDS = Extra.EMBEDDING | Extra.HEAD
-ALL = FirstAdapters(count=len(FEATURES), rank=12, pages=10, extras=ENDS | Extra.TRIMS)
+END_MODULES = Extra.EMBEDDING | Extra.HEAD
+ALL = FirstAdapters(count=len(FEATURES), rank=12, pages=10, extras=END_MODULES | Extra.GAIN_BIAS)
 WAYS: dict[str, dict[str, Any]] = {
     "slots for all": {"slots": len(FEATURES)},
     "slots for two, taking turns": {"slots": 2, "turn_ms": 0.001},
@@ -74,7 +74,7 @@ FAMILIES = {
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families_treat_their_ends_as_peft_does(family, tmp_path):
     world = world_of(family, tmp_path, {2: FEATURES[2], 3: FEATURES[3], 4: FEATURES[4]} | FAMILIES[family])
-    first = FirstAdapters(count=4, rank=12, pages=4, extras=ENDS | Extra.TRIMS)
+    first = FirstAdapters(count=4, rank=12, pages=4, extras=END_MODULES | Extra.GAIN_BIAS)
     assert_answers_as_peft(Server(world.model, slots=3, first=first), world)
 
 

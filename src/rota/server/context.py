@@ -24,7 +24,7 @@ from rota.server.resolver import Resolver
 from rota.server.streams import Streams
 from rota.server.traffic.route import Chosen
 from rota.server.traffic.traffic import Traffic
-from rota.text.speech import AS_THE_TEMPLATE_SAYS, Parsers
+from rota.text.speech import AS_THE_TEMPLATE_SAYS, ParserNames
 from rota.text.tokenizer import Tokenizer
 
 # ── trace headers ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -70,7 +70,7 @@ def first_token_in(http: HttpRequest, key: Key) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Front:
+class AppContext:
     """Made once, together with the application."""
 
     service: Service
@@ -88,7 +88,7 @@ class Front:
     room: ReadingRoom | None = None
     has_grammars: bool = False
     # Which parsers read the model's answers.
-    parsers: Parsers = AS_THE_TEMPLATE_SAYS
+    parsers: ParserNames = AS_THE_TEMPLATE_SAYS
     # Loads adapters that a body names and the server was not told of. None: such names are refused.
     resolver: Resolver | None = None
     # Hears of the errors that end streams.
@@ -101,11 +101,11 @@ class Front:
         key = self.enter(http)
         return Call(gateway_tenant(http, key), name_in(http), trace_in(http), first_token_in(http, key))
 
-    def named(self, http: HttpRequest, call: Call, asks: CallOptions) -> Call:
+    def named(self, http: HttpRequest, call: Call, call_options: CallOptions) -> Call:
         """The call under the name that its body gives it. Raises RequestError for a bad name."""
-        if asks.name is None:
+        if call_options.name is None:
             return call
-        return replace(call, name=keep_name(http, checked_name(asks.name_param, asks.name)))
+        return replace(call, name=keep_name(http, checked_name(call_options.name_param, call_options.name)))
 
     def choose(self, key: Key, model: str | None, param: str, asker: str | None) -> Chosen:
         """Who answers a call that names `model` in the field `param`. Every route that generates asks here.

@@ -15,7 +15,7 @@ from rota.engine.families.table import read_spec
 from rota.engine.lora.adapters import Adapters
 from rota.engine.lora.bank import Bank
 from rota.engine.lora.files.checkpoint import read_checkpoint
-from rota.engine.lora.layout import annex_rows, annexed_sites
+from rota.engine.lora.layout import fused_rows, fused_sites
 from rota.engine.lora.loader import checkpoint_reader
 from rota.engine.lora.reference import project_with_lora
 from rota.engine.model.linear import Linear
@@ -45,8 +45,8 @@ def spec(folder: Path) -> ModelSpec:
 
 @pytest.fixture(scope="module")
 def weights(folder: Path, spec: ModelSpec) -> Weights:
-    annex = annex_rows(spec, SITES, SLOTS, MAX_RANK)
-    return load_weights(folder / "model", spec, CPU, torch.float32, quiet=True, annex=annex)
+    fused = fused_rows(spec, SITES, SLOTS, MAX_RANK)
+    return load_weights(folder / "model", spec, CPU, torch.float32, quiet=True, fused=fused)
 
 
 def projection_of(layer: LayerWeights, site: str) -> Linear:
@@ -58,7 +58,7 @@ def projection_of(layer: LayerWeights, site: str) -> Linear:
 @pytest.mark.parametrize("site", SITES)
 def test_one_product_gives_the_model_s_outputs_and_every_slot_s_share(folder, spec, weights, site):
     adapter = read_checkpoint(folder / "adapter", spec, torch.float32, MAX_RANK)
-    bank = Bank(spec, SLOTS, MAX_RANK, torch.float32, CPU, weights.annexes)
+    bank = Bank(spec, SLOTS, MAX_RANK, torch.float32, CPU, weights.fused_lora_a)
     apart = Bank(spec, SLOTS, MAX_RANK, torch.float32, CPU)
     for one in (bank, apart):
         one.copy_in(Slot(1), adapter)
@@ -79,12 +79,12 @@ def test_one_product_gives_the_model_s_outputs_and_every_slot_s_share(folder, sp
 
 
 def test_an_engine_that_is_gone_keeps_no_matrix(folder, spec):
-    """The thread that reads adapters lives on; an annex is part of a block that holds all layers' weights."""
-    annex = annex_rows(spec, SITES, SLOTS, MAX_RANK)
-    weights = load_weights(folder / "model", spec, CPU, torch.float32, quiet=True, annex=annex)
-    bank = Bank(spec, SLOTS, MAX_RANK, torch.float32, CPU, weights.annexes)
+    """The thread that reads adapters lives on; a fused LoRA A is part of a block that holds all layers' weights."""
+    fused = fused_rows(spec, SITES, SLOTS, MAX_RANK)
+    weights = load_weights(folder / "model", spec, CPU, torch.float32, quiet=True, fused=fused)
+    bank = Bank(spec, SLOTS, MAX_RANK, torch.float32, CPU, weights.fused_lora_a)
     adapters = Adapters(bank, checkpoint_reader(bank, spec), project_with_lora, rows=4, overlaps=True)
-    block = weakref.ref(weights.annexes["qkv"])
+    block = weakref.ref(weights.fused_lora_a["qkv"])
     del weights, bank, adapters
     gc.collect()
     assert block() is None
@@ -97,12 +97,12 @@ def test_an_annex_is_no_weight(spec, weights):
 def test_only_a_bank_that_is_small_beside_a_matrix_lies_below_it(spec):
     sizes = {"hidden_size": 4096, "intermediate_size": 14336, "heads": 32, "kv_heads": 8, "head_dim": 128}
     spec = dataclasses.replace(spec, **sizes)
-    assert annexed_sites(spec, 9, 16, torch.bfloat16) == ("qkv", "o", "gate_up", "down")
-    assert annexed_sites(spec, 9, 16, torch.float32) == ("o",)  # the same rows, twice the bytes
-    assert annexed_sites(spec, 33, 64, torch.bfloat16) == ()
-    assert annex_rows(spec, ("qkv", "gate_up"), 9, 16) == {"qkv": 432, "gate_up": 288}
+    assert fused_sites(spec, 9, 16, torch.bfloat16) == ("qkv", "o", "gate_up", "down")
+    assert fused_sites(spec, 9, 16, torch.float32) == ("o",)  # the same rows, twice the bytes
+    assert fused_sites(spec, 33, 64, torch.bfloat16) == ()
+    assert fused_rows(spec, ("qkv", "gate_up"), 9, 16) == {"qkv": 432, "gate_up": 288}
 
 
 def test_a_small_model_has_no_annex_that_its_prompts_would_notice(spec):
     """Few bytes, but many rows beside the model's own."""
-    assert annexed_sites(spec, SLOTS, MAX_RANK, torch.bfloat16) == ()
+    assert fused_sites(spec, SLOTS, MAX_RANK, torch.bfloat16) == ()

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from rota.policy.step_times import StepTimes
+from rota.runtime.heartbeat import BEAT_S, Heartbeat
 from rota.runtime.live import LiveWorld, ThreadInbox
-from rota.runtime.pulse import BEAT_S, Pulse
 from tests.fakes import FakeDevice
 
 
@@ -27,102 +27,102 @@ def told() -> list[float]:
 
 
 def test_a_loop_that_goes_round_quickly_beats_now_and_then(clock, told):
-    pulse = Pulse(told.append, clock=clock)
+    heartbeat = Heartbeat(told.append, clock=clock)
     for _ in range(101):
-        pulse.beat()
+        heartbeat.beat()
         clock.now += BEAT_S / 50
 
     assert told == [0.0] * 3
 
 
-def steps(pulse: Pulse, clock: Clock, *seconds: float, prompt_tokens: int = 0) -> None:
+def steps(heartbeat: Heartbeat, clock: Clock, *seconds: float, prompt_tokens: int = 0) -> None:
     for each_s in seconds:
-        pulse.step_begins(prompt_tokens)
+        heartbeat.step_begins(prompt_tokens)
         clock.now += each_s
-        pulse.step_ended()
+        heartbeat.step_ended()
 
 
 def test_a_step_should_take_as_long_as_recent_ones(clock, told):
-    pulse = Pulse(told.append, clock=clock)
-    steps(pulse, clock, 2.0, 7.0, 3.0)
-    pulse.step_begins(0)
-    pulse.beat()
+    heartbeat = Heartbeat(told.append, clock=clock)
+    steps(heartbeat, clock, 2.0, 7.0, 3.0)
+    heartbeat.step_begins(0)
+    heartbeat.beat()
     assert told[-1] == 3.0
 
 
 def test_one_step_that_was_far_off_is_forgotten_and_two_are_not(clock, told):
-    pulse = Pulse(told.append, clock=clock)
-    steps(pulse, clock, 0.2, 0.2, 12.0)
-    pulse.step_begins(0)
-    pulse.beat()
+    heartbeat = Heartbeat(told.append, clock=clock)
+    steps(heartbeat, clock, 0.2, 0.2, 12.0)
+    heartbeat.step_begins(0)
+    heartbeat.beat()
     assert told[-1] == pytest.approx(0.2)
 
     clock.now += 12.0
-    pulse.step_ended()
-    pulse.step_begins(0)
-    pulse.beat()
+    heartbeat.step_ended()
+    heartbeat.step_begins(0)
+    heartbeat.beat()
     assert told[-1] == 12.0
 
 
 def test_a_loop_without_a_step_in_flight_expects_none_to_take_long(clock, told):
-    pulse = Pulse(told.append, clock=clock)
-    steps(pulse, clock, 7.0, 7.0)
-    pulse.beat()
+    heartbeat = Heartbeat(told.append, clock=clock)
+    steps(heartbeat, clock, 7.0, 7.0)
+    heartbeat.beat()
 
     assert told[-1] == 0.0
 
 
 def test_of_two_steps_in_flight_each_is_timed_from_the_end_of_the_step_before(clock, told):
-    pulse = Pulse(told.append, clock=clock)
+    heartbeat = Heartbeat(told.append, clock=clock)
     for _ in range(2):
-        pulse.step_begins(0)
+        heartbeat.step_begins(0)
     for _ in range(2):
         clock.now += 3.0
-        pulse.step_ended()
-    pulse.step_begins(0)
-    pulse.beat()
+        heartbeat.step_ended()
+    heartbeat.step_begins(0)
+    heartbeat.beat()
 
     assert told[-1] == 3.0
 
 
 def test_a_device_that_computes_while_it_is_handed_a_step_says_itself_how_long_that_took(clock, told):
-    pulse = Pulse(told.append, clock=clock)
+    heartbeat = Heartbeat(told.append, clock=clock)
     for _ in range(2):
-        pulse.step_begins(0)
+        heartbeat.step_begins(0)
         clock.now += 3.0
-    pulse.step_ended(3.0)
-    pulse.step_begins(0)
-    pulse.beat()
+    heartbeat.step_ended(3.0)
+    heartbeat.step_begins(0)
+    heartbeat.beat()
 
     assert told[-1] == 3.0
 
 
 def test_a_long_step_is_told_before_it_begins_and_only_while_it_is_in_flight(clock, told):
-    pulse = Pulse(told.append, StepTimes(0.5, 0.01), clock)
-    pulse.beat()
-    pulse.step_begins(2000)
+    heartbeat = Heartbeat(told.append, StepTimes(0.5, 0.01), clock)
+    heartbeat.beat()
+    heartbeat.step_begins(2000)
     assert told == [0.0, 20.5]
 
     clock.now += 4.5
-    pulse.step_ended()
-    pulse.step_begins(0)
+    heartbeat.step_ended()
+    heartbeat.step_begins(0)
     assert told == [0.0, 20.5, 0.5], "a short step may be silent for no longer than others"
 
-    pulse.step_begins(2000)
+    heartbeat.step_begins(2000)
     assert told[-1] == pytest.approx(0.5 + 2000 * 0.002), "as long as the one before"
 
 
 def test_short_steps_are_not_told_one_by_one(clock, told):
-    pulse = Pulse(told.append, StepTimes(0.001, 0.001), clock)
+    heartbeat = Heartbeat(told.append, StepTimes(0.001, 0.001), clock)
     for tokens in range(1, 99):
-        pulse.step_begins(tokens)
-        pulse.step_ended()
+        heartbeat.step_begins(tokens)
+        heartbeat.step_ended()
 
     assert told == []
 
 
 def test_a_world_beats_while_it_waits_and_gives_no_empty_messages_early(told):
-    world = LiveWorld(FakeDevice(), ThreadInbox(), Pulse(told.append))
+    world = LiveWorld(FakeDevice(), ThreadInbox(), Heartbeat(told.append))
     until = world.now() + 2.5 * BEAT_S
 
     assert world.receive(until) == []

@@ -1,4 +1,4 @@
-"""Folders with the same config and headers share a mould: nothing but their numbers is looked at again."""
+"""Folders with the same config and headers share a load template: nothing but their numbers is looked at again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.engine.lora.test_checkpoint import KINDS
 def copy(adapter: HostAdapter, threads: int) -> HostAdapter:
     """As the real one, in memory that is not pinned."""
     (run,) = adapter.pieces
-    return HostAdapter(copied(run, torch.empty_like, threads), adapter.site_ranks, adapter.ranks, adapter.trims)
+    return HostAdapter(copied(run, torch.empty_like, threads), adapter.site_ranks, adapter.ranks, adapter.gain_bias)
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_kinds_that_take_turns_take_each_others_memory(model, spec, tmp_path, wo
     for folder in folders * 2:
         alone = read_checkpoint(folder, spec, torch.float32, 16)
         assert torch.equal(run_of(alone), run_of(read_checkpoint(folder, spec, torch.float32, 16, work=work)))
-        assert len(work._moulds) <= MOST_KEPT
+        assert len(work._templates) <= MOST_KEPT
 
 
 def test_readers_beside_each_other_have_a_mould_each(model, spec, tmp_path, work):
@@ -136,4 +136,4 @@ def test_readers_beside_each_other_have_a_mould_each(model, spec, tmp_path, work
 
     side_by_side([partial(read, number) for number in range(4)])
     assert not failures
-    assert len(work._moulds) <= MOST_KEPT
+    assert len(work._templates) <= MOST_KEPT

@@ -1,4 +1,4 @@
-"""Trims scale and shift what an adapter's tokens get, by every way to apply adapters, and nobody else's."""
+"""Gains and biases scale and shift what an adapter's tokens get, by every way to apply adapters, and nobody else's."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from rota.core.adapter import Extra
 from rota.engine.lora.bank import Bank
 from rota.engine.lora.base import BaseMatrices
+from rota.engine.lora.gain_bias import FEW_TOKENS, empty_run
 from rota.engine.lora.reference import StackedProjector, project_with_lora
-from rota.engine.lora.trims import FEW_TOKENS, empty_run
 from rota.engine.model.linear import Linear
 from rota.engine.model.sites import SITES, site_shapes
 from rota.engine.weights.load import dummy_weights
@@ -26,7 +26,7 @@ from tests.engine.lora.site_numbers import (
     random_rows,
     relative_error,
     token_by_token,
-    with_trims,
+    with_gain_bias,
 )
 from tests.engine.lora.small_bank import CPU, MAX_RANK, SMALL, host_adapter
 from tests.engine.triton_interpreter import DEVICE, load
@@ -63,7 +63,7 @@ def test_tokens_of_a_slot_with_trims_are_scaled_and_shifted_and_all_others_keep_
     torch.manual_seed(0)
     apply, device = WAYS[way]
     plain = random_factors(shape, [8, 5, 1, 16], 16, dtype, device)
-    factors = with_trims(plain, [1, 2])
+    factors = with_gain_bias(plain, [1, 2])
     y, x = random_rows(len(TOKENS), shape, dtype, device)
     batch = batch_of(TOKENS, 4, 16, device)
     expected = token_by_token(y, x, factors, TOKENS)
@@ -79,7 +79,7 @@ def test_tokens_of_a_slot_with_trims_are_scaled_and_shifted_and_all_others_keep_
 def test_a_long_prompt_is_trimmed_as_a_token_is():
     torch.manual_seed(0)
     tokens = [0] * (FEW_TOKENS + 9) + [2, 1]
-    factors = with_trims(random_factors(OUTPUT, [4, 4], 16, torch.float32, "cpu"), [0])
+    factors = with_gain_bias(random_factors(OUTPUT, [4, 4], 16, torch.float32, "cpu"), [0])
     y, x = random_rows(len(tokens), OUTPUT, torch.float32, "cpu")
     expected = token_by_token(y, x, factors, tokens)
     found = project_with_lora(lambda _: y, x, factors, batch_of(tokens, 2, 16, "cpu"))
@@ -94,33 +94,35 @@ def base() -> BaseMatrices:
 
 
 def test_a_slot_has_its_residents_trims_and_none_once_they_have_left(base):
-    bank = Bank(SMALL, 2, MAX_RANK, torch.float32, CPU, base=base, extras=Extra.TRIMS)
+    bank = Bank(SMALL, 2, MAX_RANK, torch.float32, CPU, base=base, extras=Extra.GAIN_BIAS)
     shapes, plain = site_shapes(SMALL), host_adapter((1, 1, 1, 1), 1.0)
     run = torch.randn_like(empty_run(shapes, SMALL.layers))
 
-    bank.copy_in(1, replace(plain, trims=run))
+    bank.copy_in(1, replace(plain, gain_bias=run))
     line = run[1].split([2 * shape.outputs for shape in shapes])
     for site, numbers in zip(SITES, line, strict=True):
-        trims = bank.factors(1, site).trims
-        assert torch.equal(trims.numbers[1].flatten(), numbers)
-        assert trims.is_trimmed.tolist() == [False, True]
+        gain_bias = bank.factors(1, site).gain_bias
+        assert torch.equal(gain_bias.numbers[1].flatten(), numbers)
+        assert gain_bias.has_gain_bias.tolist() == [False, True]
     for leave in (lambda: bank.copy_in(1, plain), lambda: bank.clear(1)):
-        bank.copy_in(1, replace(plain, trims=run))
+        bank.copy_in(1, replace(plain, gain_bias=run))
         leave()
         for site in SITES:
-            trims = bank.factors(1, site).trims
-            assert not trims.is_trimmed.any()
-            assert (trims.numbers[:, 0] == 1.0).all()
-            assert (trims.numbers[:, 1] == 0.0).all()
+            gain_bias = bank.factors(1, site).gain_bias
+            assert not gain_bias.has_gain_bias.any()
+            assert (gain_bias.numbers[:, 0] == 1.0).all()
+            assert (gain_bias.numbers[:, 1] == 0.0).all()
 
 
 def test_the_bytes_of_trims_are_counted(base):
     plain = Bank(SMALL, 2, MAX_RANK, torch.float32, CPU).size_bytes
-    trims = 2 * SMALL.layers * 2 * sum(shape.outputs for shape in site_shapes(SMALL)) * 4
-    assert Bank(SMALL, 2, MAX_RANK, torch.float32, CPU, base=base, extras=Extra.TRIMS).size_bytes == plain + trims
+    gain_bias = 2 * SMALL.layers * 2 * sum(shape.outputs for shape in site_shapes(SMALL)) * 4
+    assert (
+        Bank(SMALL, 2, MAX_RANK, torch.float32, CPU, base=base, extras=Extra.GAIN_BIAS).size_bytes == plain + gain_bias
+    )
     run = empty_run(site_shapes(SMALL), SMALL.layers)
     adapter = host_adapter((1, 1, 1, 1), 1.0)
-    assert replace(adapter, trims=run).size_bytes == adapter.size_bytes + trims // 2
+    assert replace(adapter, gain_bias=run).size_bytes == adapter.size_bytes + gain_bias // 2
 
 
 class Hidden:

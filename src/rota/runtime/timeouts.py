@@ -1,4 +1,4 @@
-"""Patience says how long the supervisor waits for an engine, and a silence is the wait so far."""
+"""A time-out says how long the supervisor waits for an engine, and a silence is the wait so far."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def complaint_of(event: StoodStill) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class EngineTimeouts:
     """How long the supervisor waits, and how often it tries again."""
 
     start_s: float = 900.0
@@ -54,18 +54,18 @@ class Silence:
     and the engine must not be killed for that.
     """
 
-    def __init__(self, patience: Patience) -> None:
-        self._patience = patience
+    def __init__(self, timeouts: EngineTimeouts) -> None:
+        self._timeouts = timeouts
         self._silent_s = 0.0
         self._starting_s = 0.0
         self._is_ready = False
-        self._limit_s = patience.start_silence_s
+        self._limit_s = timeouts.start_silence_s
 
     @property
     def left_s(self) -> float:
         """How long the engine may go on without a word."""
         left_s = self._limit_s - self._silent_s
-        return left_s if self._is_ready else min(left_s, self._patience.start_s - self._starting_s)
+        return left_s if self._is_ready else min(left_s, self._timeouts.start_s - self._starting_s)
 
     @property
     def complaint(self) -> str:
@@ -74,8 +74,8 @@ class Silence:
             return ""
         if self._is_ready:
             return f"The engine hung: it said nothing for {self._limit_s:g} seconds."
-        if self._starting_s >= self._patience.start_s:
-            return f"The engine was not ready after {self._patience.start_s:g} seconds."
+        if self._starting_s >= self._timeouts.start_s:
+            return f"The engine was not ready after {self._timeouts.start_s:g} seconds."
         return f"The engine hung: its start made no progress for {self._limit_s:g} seconds."
 
     def spend(self, seconds: float) -> None:
@@ -89,10 +89,10 @@ class Silence:
         for record in records:
             match record:
                 case Ready():
-                    self._is_ready, self._limit_s = True, self._patience.silence_s
+                    self._is_ready, self._limit_s = True, self._timeouts.silence_s
                 case Alive(expected_s):
-                    limit_s = min(STEP_MARGIN * expected_s, self._patience.most_silence_s)
-                    self._limit_s = max(limit_s, self._patience.silence_s)
+                    limit_s = min(STEP_MARGIN * expected_s, self._timeouts.most_silence_s)
+                    self._limit_s = max(limit_s, self._timeouts.silence_s)
                 case Failed():
                     self.limit(LINGER_S)
 

@@ -15,7 +15,7 @@ class CallPiece(Struct, frozen=True, kw_only=True):
     arguments: str = ""
 
 
-class Said(Struct, frozen=True):
+class ParsedDelta(Struct, frozen=True):
     """New text of an answer, each character in exactly one place."""
 
     content: str = ""
@@ -25,8 +25,8 @@ class Said(Struct, frozen=True):
     def __bool__(self) -> bool:
         return bool(self.content or self.reasoning or self.calls)
 
-    def __add__(self, later: Said) -> Said:
-        return Said(self.content + later.content, self.reasoning + later.reasoning, self.calls + later.calls)
+    def __add__(self, later: ParsedDelta) -> ParsedDelta:
+        return ParsedDelta(self.content + later.content, self.reasoning + later.reasoning, self.calls + later.calls)
 
     @property
     def whole_calls(self) -> list[CallPiece]:
