@@ -127,7 +127,7 @@ def read_rerank(texts: Texts, raw: bytes) -> PooledCall:
 
 
 def _shared(fields: PooledFields) -> dict[str, Any]:
-    return {"names": fields.names, "pooling": fields.pooling or "last", "asks": fields.call_options()}
+    return {"names": fields.names, "pooling": fields.pooling or "last", "call_options": fields.call_options()}
 
 
 def _tokenized(texts: Texts, fields: PooledFields, given: dict[str, str | list[str]]) -> CallPrompts:
