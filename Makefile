@@ -54,6 +54,7 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m tests.weight
 
 docs: $(VENV)/.serve
 	$(BIN)/python -m docs.generate

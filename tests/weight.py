@@ -1,0 +1,104 @@
+"""Weighs the package: how many files, how long, who imports whom. `make check` prints it: `python -m tests.weight`."""
+
+from __future__ import annotations
+
+import ast
+import math
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+PACKAGE = Path(__file__).parent.parent / "src" / "rota"
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@cache
+def parsed() -> dict[str, tuple[str, ast.Module]]:
+    """Every file that has code, by its path in the package; a file with a docstring alone has none."""
+    texts = {str(path.relative_to(PACKAGE)): path.read_text("utf-8") for path in sorted(PACKAGE.rglob("*.py"))}
+    trees = {path: (text, ast.parse(text)) for path, text in texts.items()}
+    return {path: (text, tree) for path, (text, tree) in trees.items() if tree.body[bool(ast.get_docstring(tree)) :]}
+
+
+def lines_of_files() -> dict[str, int]:
+    return {path: len(text.splitlines()) for path, (text, _) in parsed().items()}
+
+
+def lines_of_functions() -> dict[str, int]:
+    """With their signature and docstring; a function inside another counts in both."""
+    return {
+        f"{path}:{node.lineno} {node.name}": (node.end_lineno or 0) - node.lineno + 1
+        for path, (_, tree) in parsed().items()
+        for node in ast.walk(tree)
+        if isinstance(node, Function)
+    }
+
+
+def p90(lines: dict[str, int]) -> int:
+    """By the nearest rank: the shortest length that nine in ten do not exceed."""
+    return sorted(lines.values())[math.ceil(0.9 * len(lines)) - 1]
+
+
+def names_used_twice() -> dict[str, list[str]]:
+    """Classes of one name, with their files. A leading underscore makes no difference."""
+    found = defaultdict(list)
+    for path, (_, tree) in parsed().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                found[node.name.lstrip("_")].append(path)
+    return {name: paths for name, paths in found.items() if len(paths) > 1}
+
+
+def importers() -> dict[str, set[str]]:
+    """The modules that import a module, by its path."""
+    found: dict[str, set[str]] = {path: set() for path in parsed() if not path.endswith("__init__.py")}
+    for path, (_, tree) in parsed().items():
+        for name in _imported(tree):
+            one = name.removeprefix("rota.").replace(".", "/") + ".py"
+            if one in found and one != path:
+                found[one].add(path)
+    return found
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def loose(folder: str) -> int:
+    """Files with code in a folder, without those in folders below."""
+    return sum(path.rpartition("/")[0] == folder for path in parsed())
+
+
+def below(folder: str) -> int:
+    return sum(path.startswith(f"{folder}/") for path in parsed())
+
+
+def report() -> dict[str, float]:
+    files, functions, found = lines_of_files(), lines_of_functions(), importers()
+    counted = Counter(len(by) for by in found.values())
+    return {
+        "files with code": len(files),
+        "lines": sum(files.values()),
+        "median lines of a file": statistics.median(files.values()),
+        "longest file": max(files.values()),
+        "nine functions in ten have at most": p90(functions),
+        "longest function": max(functions.values()),
+        "share of modules with one importer": round(counted[1] / len(found), 3),
+        "class names used twice": len(names_used_twice()),
+        "files in scheduler": below("scheduler"),
+        "files in engine/lora": below("engine/lora"),
+        "loose files in server": loose("server"),
+    }
+
+
+if __name__ == "__main__":
+    for name, count in report().items():
+        print(f"{name:36} {count:>8,}")
