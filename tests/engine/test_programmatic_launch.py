@@ -33,19 +33,21 @@ def test_each_waits_once_and_then_lets_the_next_come(told):
     assert {(facts["waits"], facts["signals"]) for facts in told["alone"].values()} == {(0, 0)}
 
 
-def test_every_kernel_that_can_be_chained_waits():
+def test_every_kernel_that_is_launched_early_waits():
     folder = Path(programmatic_launch.__file__).parent
     texts = {
         path.name: path.read_text("utf-8") for path in folder.rglob("*.py") if path.name != "programmatic_launch.py"
     }
     able = {
-        name: text.count("CHAINED: tl.constexpr") for name, text in texts.items() if "CHAINED: tl.constexpr" in text
+        name: text.count("PROGRAMMATIC: tl.constexpr")
+        for name, text in texts.items()
+        if "PROGRAMMATIC: tl.constexpr" in text
     }
     assert sum(able.values()) >= 12
-    assert able == {name: texts[name].count("follow(CHAINED)") for name in able}
+    assert able == {name: texts[name].count("follow(PROGRAMMATIC)") for name in able}
 
 
-def test_a_cpu_has_no_chain(monkeypatch):
+def test_a_cpu_has_no_early_launch(monkeypatch):
     assert programmatic_launch.programmatic(torch.zeros(1)) == {"PROGRAMMATIC": False}
     monkeypatch.setattr(programmatic_launch, "_is_able", lambda _: True)
     assert not programmatic_launch.is_programmatic(torch.device("cpu"))

@@ -6,14 +6,14 @@ import math
 import pytest
 
 from rota.policy.drains import LONGEST_READ_S, RESERVATION_S
-from rota.policy.slot_policies.drain import DrainPolicy
+from rota.policy.slot_policies.drain import Drain
 from rota.policy.slot_policy import Turn
 from tests.policy.drains import Observed, busy, starving
 from tests.policy.views import A, Absent, B, C, D, E, F, Slots, view
 
 
 def drain(max_wait_s: float = 3.0) -> Observed:
-    return Observed(DrainPolicy(max_wait_s))
+    return Observed(Drain(max_wait_s))
 
 
 def draining(victim=B, beneficiary=A, remaining: int = 15, now: float = 3.1) -> Observed:

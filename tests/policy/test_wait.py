@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from rota.policy.slot_policies.drain import DrainPolicy
+from rota.policy.slot_policies.drain import Drain
 from rota.policy.slot_policies.wait import Wait
 from rota.policy.slot_policy import Turn
 from tests.policy.drains import Observed, busy, starving
@@ -22,7 +22,7 @@ def test_however_long_an_adapter_waits_a_busy_resident_keeps_its_slot():
     assert one.news == []
 
 
-@pytest.mark.parametrize("policy", [Wait(), DrainPolicy(max_wait_s=3.0)])
+@pytest.mark.parametrize("policy", [Wait(), Drain(max_wait_s=3.0)])
 def test_a_higher_priority_than_all_a_resident_has_makes_it_drain_at_once(policy):
     one = Observed(policy)
     one.see([view(A, waiting_since=0.0, priority=1)], busy(B), now=0.0)

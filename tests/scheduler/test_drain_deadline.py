@@ -13,7 +13,7 @@ from rota.core.ids import AdapterId
 from rota.core.messages import Message
 from rota.core.policy_config import PolicyConfig
 from rota.policy.slot_policies import SLOT_POLICIES
-from rota.policy.slot_policies.drain import DrainPolicy
+from rota.policy.slot_policies.drain import Drain
 from rota.policy.views import SlotsView
 from rota.runtime.loop import run
 from rota.scheduler import Scheduler
@@ -27,7 +27,7 @@ LIMIT = 300
 MOST_LATE_STEPS = 3
 
 
-class Watched(DrainPolicy):
+class Watched(Drain):
     """Checks in every pass that no resident is still there after its drain should have ended."""
 
     def observe(self, slots: SlotsView, now: float) -> None:

@@ -36,7 +36,7 @@ Views = Mapping[AdapterId, AdapterView]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drain:
+class OpenDrain:
     """A resident that is to leave, for an adapter that needs its slot. Steps are counted as the resident's."""
 
     beneficiary: AdapterId
@@ -78,7 +78,7 @@ class DrainingPolicy(SlotPolicy):
 
     def __init__(self) -> None:
         self.most_drains = 0
-        self._drains: dict[AdapterId, Drain] = {}  # by victim
+        self._drains: dict[AdapterId, OpenDrain] = {}  # by victim
         self._reservations: dict[AdapterId, Reservation] = {}  # by beneficiary
         self._called_off: list[tuple[AdapterId, AdapterId]] = []  # since the last pass
         self._interrupted: set[AdapterId] = set()  # left at the deadline, and have parked sequences since then
@@ -195,7 +195,7 @@ class DrainingPolicy(SlotPolicy):
             if not self.goes_before(view, victims[0], now):
                 continue
             victim = victims.pop(0)
-            self._drains[victim.adapter_id] = Drain.of(victim, view.adapter_id, slots.step_tokens)
+            self._drains[victim.adapter_id] = OpenDrain.of(victim, view.adapter_id, slots.step_tokens)
             self._tell(victim.adapter_id, view.adapter_id, DrainState.STARTED, now)
 
     def _unserved(self, blocked: Views) -> Iterator[AdapterView]:
@@ -212,7 +212,7 @@ class DrainingPolicy(SlotPolicy):
             for one in slots.residents
             if one.running and one.adapter_id not in self._drains and slots.may_leave(one.adapter_id)
         ]
-        lengths = {one.adapter_id: Drain.of(one, one.adapter_id, slots.step_tokens).length for one in able}
+        lengths = {one.adapter_id: OpenDrain.of(one, one.adapter_id, slots.step_tokens).length for one in able}
         return sorted(able, key=lambda one: (one.priority, lengths[one.adapter_id], one.adapter_id))
 
     def _end_reservations(self, slots: SlotsView, blocked: Views, now: float) -> None:

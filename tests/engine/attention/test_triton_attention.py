@@ -24,7 +24,7 @@ from tests.engine.triton_interpreter import DEVICE, load
 triton_attention = load("rota.engine.attention.triton_attention")
 triton_tuning = load("rota.engine.attention.triton_attention")
 DecodeTuning, PrefillTuning = triton_tuning.DecodeTuning, triton_tuning.PrefillTuning
-choose_programs, Bounds = triton_tuning.choose_programs, triton_tuning.Bounds
+choose_programs, Bounds = triton_tuning.choose_programs, triton_tuning.CutBounds
 TritonAttention = triton_attention.TritonAttention
 
 BOUNDS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}

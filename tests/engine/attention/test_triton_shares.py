@@ -14,7 +14,7 @@ from rota.engine.step.device_step import int32
 from tests.engine.triton_interpreter import DEVICE, load
 
 triton_shares = load("rota.engine.attention.triton_shares")
-Bounds, ENTRY = triton_shares.Bounds, triton_shares.ENTRY
+Bounds, ENTRY = triton_shares.CutBounds, triton_shares.ENTRY
 TILE = 32
 LLAMA = Bounds(slots=66, cuts=2, shortest=320, most_pieces=64, spare=256)  # four programs a processor of an H200
 AT_ONCE = Bounds(slots=132, cuts=1, shortest=96, most_pieces=64, spare=256, fits=True)  # eight

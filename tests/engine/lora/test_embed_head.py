@@ -192,7 +192,7 @@ def test_a_bank_has_the_ends_that_were_asked_for_and_counts_their_bytes():
         ends = EmbedHeadBank(
             SMALL, 16, 2, MAX_RANK, torch.float32, CPU, below(extras)
         )  # of two ranks, this one has 16 tokens
-        bank = Bank(SMALL, 2, MAX_RANK, torch.float32, CPU, ends=ends)
+        bank = Bank(SMALL, 2, MAX_RANK, torch.float32, CPU, embed_head=ends)
         assert bank.size_bytes == plain + 2 * MAX_RANK * numbers * 4
         assert (ends.embedding is None, ends.head is None) == (Extra.EMBEDDING not in extras, Extra.HEAD not in extras)
         both = {Extra.EMBEDDING: embedding(2), Extra.HEAD: EmbedHeadFactors(torch.ones(2, 8), torch.ones(2, 16))}

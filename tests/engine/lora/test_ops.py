@@ -32,7 +32,7 @@ from tests.engine.lora.site_numbers import (
 from tests.engine.triton_interpreter import DEVICE, load
 
 triton_ops = load("rota.engine.lora.triton_ops")
-ExpandTuning, ShrinkTuning, Tuning = triton_ops.ExpandTuning, triton_ops.ShrinkTuning, triton_ops.Tuning
+ExpandTuning, ShrinkTuning, Tuning = triton_ops.ExpandTuning, triton_ops.ShrinkTuning, triton_ops.LoraTuning
 
 # Small shapes: several shares, row tiles, column tiles and iterations without large matrices.
 SMALL = Tuning(

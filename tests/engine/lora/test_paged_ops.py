@@ -34,11 +34,11 @@ from tests.engine.triton_interpreter import DEVICE, load
 
 triton_ops = load("rota.engine.lora.triton_ops")
 # Several row tiles and iterations, whose ends lie inside a slot's pages.
-SMALL = triton_ops.Tuning(
+SMALL = triton_ops.LoraTuning(
     triton_ops.ShrinkTuning(rows=16, share=64, most_shares=2, step=32, warps=4, stages=2),
     triton_ops.ExpandTuning(columns=64, ranks=16, warps=4),
 )
-WIDE = triton_ops.Tuning(
+WIDE = triton_ops.LoraTuning(
     triton_ops.ShrinkTuning(rows=64, share=96, most_shares=1, step=32, warps=4, stages=2),
     triton_ops.ExpandTuning(columns=128, ranks=32, warps=4),
 )

@@ -25,7 +25,7 @@ def same_dice() -> None:
 def product(x: torch.Tensor, packed: Packed, bias: torch.Tensor | None = None, **tuning: int) -> torch.Tensor:
     """Twice, because what a product leaves behind must not reach the next."""
     ended = few_rows.ended_for(packed)
-    chosen = few_rows.Tuning(**{"columns": 64, "shares": 2, **tuning})
+    chosen = few_rows.ProductTuning(**{"columns": 64, "shares": 2, **tuning})
     first, second = (few_rows.multiply(x, packed, bias, ended, chosen) for _ in range(2))
     assert torch.equal(first, second)
     assert not ended.any()
@@ -102,7 +102,7 @@ def test_a_row_that_is_not_finite_leaves_its_neighbours():
     expected = product(x, packed)
     x[1, 5] = torch.nan
     found = few_rows.multiply(
-        x, packed, None, torch.zeros(1, dtype=torch.int32, device=DEVICE), few_rows.Tuning(columns=64, shares=2)
+        x, packed, None, torch.zeros(1, dtype=torch.int32, device=DEVICE), few_rows.ProductTuning(columns=64, shares=2)
     )
     assert found[1].isnan().all()
     assert torch.equal(found[::2], expected[::2])

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from rota.core.capacity import Capacity
 from rota.core.errors import ConfigError
 from rota.core.policy_config import PolicyConfig
-from rota.policy.slot_policies.drain import DrainPolicy
+from rota.policy.slot_policies.drain import Drain
 from rota.policy.slot_policies.rotate import Rotate
 from rota.policy.slot_policies.wait import Wait
 from rota.policy.slot_policy import SlotPolicy
@@ -17,7 +17,7 @@ MakeSlotPolicy = Callable[[PolicyConfig, Capacity], SlotPolicy]
 # By the name that --lora-policy takes. Other packages may add their own.
 SLOT_POLICIES: dict[str, MakeSlotPolicy] = {
     "rotate": Rotate.from_config,
-    "drain": DrainPolicy.from_config,
+    "drain": Drain.from_config,
     "wait": Wait.from_config,
 }
 

@@ -15,7 +15,7 @@ from rota.policy.drains import LOOK_AHEAD, DrainingPolicy, Views, lacks_only_a_s
 from rota.policy.views import AdapterView, SlotsView
 
 
-class DrainPolicy(DrainingPolicy):
+class Drain(DrainingPolicy):
     """`max_wait_s` is how long an adapter may wait before another drains for it."""
 
     def __init__(self, max_wait_s: float) -> None:
