@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import re
 import runpy
 
 import pytest
 
 from rota import __version__
 from rota.cli import main
-from rota.commands.serve import SERVE_CONFIGS
+from rota.commands.serve import COMMON_OPTIONS, SERVE_CONFIGS
 from rota.core.config import CacheConfig, EngineConfig, LoraConfig, ModelConfig, SchedulerConfig, ServerConfig
 from rota.core.errors import ModelError
 from rota.core.options import options_of
@@ -43,10 +44,19 @@ def test_the_package_is_the_command(capsys, monkeypatch):
 
 
 def test_every_config_field_is_a_flag(capsys):
-    fail("serve", "--help")
+    assert fail("serve", "--help-all") == 0
     shown = capsys.readouterr().out
     for name in options_of(*SERVE_CONFIGS):
         assert f"--{name.replace('_', '-')}" in shown
+
+
+def test_help_shows_twenty_flags_in_groups_and_where_the_others_are(capsys):
+    assert fail("serve", "--help") == 0
+    shown = capsys.readouterr().out
+    flags = {flag for flag in re.findall(r"^ +(--[a-z-]+)", shown, re.M)}
+    common = {f"--{name.replace('_', '-')}" for names in COMMON_OPTIONS.values() for name in names}
+    assert (len(common), flags) == (20, common | {"--config", "--quiet", "--help-all", "--help"})
+    assert [title for title in COMMON_OPTIONS if f"\n{title}:\n" not in shown] == []
 
 
 def test_flags_of_every_kind_reach_their_config():

@@ -52,9 +52,10 @@ def make_app(serve: Serve, followers: Collection[str] = (), typed: str = "") -> 
 
 
 def _serve(app: typer.Typer, serve: Serve, followers: Collection[str]) -> None:
-    from rota.commands.serve import serve_command
+    from rota.commands.flags import grouped_help
+    from rota.commands.serve import COMMON_OPTIONS, serve_command
 
-    app.command(name="serve")(serve_command(serve, followers))
+    app.command(name="serve", cls=grouped_help(COMMON_OPTIONS))(serve_command(serve, followers))
 
 
 def _bench(app: typer.Typer, *_: object) -> None:

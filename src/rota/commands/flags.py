@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import tomllib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import typer
+import typer.core
 
 from rota.core.errors import ConfigError
 from rota.core.options import Option, option, options_of, refuse_unknown
@@ -55,6 +56,40 @@ def make_command(act: Act, sentence: str, options: Iterable[Option], *others: in
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {one.name: one.annotation for one in parameters}
     return command
+
+
+def grouped_help(groups: Mapping[str, Sequence[str]]) -> type[typer.core.TyperCommand]:
+    """A command whose --help shows the options of these groups alone; `help_all` shows every option."""
+
+    class GroupedCommand(typer.core.TyperCommand):
+        def format_options(self, ctx: Any, formatter: Any) -> None:
+            records = {one.name: record for one in self.get_params(ctx) if (record := one.get_help_record(ctx))}
+            if ctx.meta.get(HELP_ALL):
+                groups_shown = {"Options": list(records.values())}
+            else:
+                groups_shown = {title: [records[name] for name in names] for title, names in groups.items()}
+                groups_shown["Others"] = [records[name] for name in ("config", "quiet", "help_all", "help")]
+            for title, shown in groups_shown.items():
+                with formatter.section(title):
+                    formatter.write_dl(shown)
+
+    return GroupedCommand
+
+
+HELP_ALL = "rota.help_all"
+
+
+def help_all() -> inspect.Parameter:
+    """`--help-all`, for a command of `grouped_help`."""
+
+    def show(context: typer.Context, is_asked: bool) -> None:
+        if is_asked:
+            context.meta[HELP_ALL] = True
+            typer.echo(context.get_help())
+            raise typer.Exit
+
+    sentence = "Show every option and end."
+    return parameter("help_all", bool, typer.Option(False, "--help-all", help=sentence, callback=show, is_eager=True))
 
 
 def flag(option: Option) -> inspect.Parameter:

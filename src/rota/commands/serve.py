@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from rota import __version__
-from rota.commands.flags import config_file, make_command, parameter, quiet_flag, with_file
+from rota.commands.flags import config_file, help_all, make_command, parameter, quiet_flag, with_file
 from rota.core.config import EngineConfig, ServerConfig
 from rota.core.errors import ConfigError
 from rota.core.lora_paths import parse_lora_path
@@ -46,6 +46,15 @@ if TYPE_CHECKING:
 
 
 SERVE_CONFIGS = (*ENGINE_CONFIGS, ServerConfig)
+# What `rota serve --help` shows: the twenty options that most servers need. `--help-all` shows all of them.
+COMMON_OPTIONS = {
+    "Model": ("model_path", "dtype", "quantization", "context_length"),
+    "Adapters": ("lora_paths", "adapter_root", "lora_resolver"),
+    "Memory": ("mem_fraction_static", "kv_cache_dtype", "max_loras_per_batch", "max_loaded_loras"),
+    "Scheduling": ("max_running_requests", "lora_policy", "lora_max_stall_ms"),
+    "Server": ("host", "port", "api_key_file", "served_model_name"),
+    "Several devices": ("tensor_parallel_size", "data_parallel_size"),
+}
 
 Serve = Callable[[EngineConfig, ServerConfig], None]
 
@@ -239,6 +248,7 @@ def serve_command(serve: Serve, followers: Collection[str] = ()) -> Callable[...
         model_argument(),
         config_file(),
         quiet_flag("No progress bars, and only warnings in the log."),
+        help_all(),
     )
 
 
