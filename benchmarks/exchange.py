@@ -19,9 +19,9 @@ from multiprocessing.queues import Queue
 from pathlib import Path
 
 from rota.policy.prefill_delayer import PrefillDelayer, RankReport
-from rota.runtime.exchange.all_gather import AllGather
-from rota.runtime.exchange.lines import SharedLines
-from rota.runtime.exchange.place import WORDS, Board
+from rota.runtime.replicas.exchange.all_gather import AllGather
+from rota.runtime.replicas.exchange.lines import SharedLines
+from rota.runtime.replicas.exchange.place import WORDS, Board
 
 PASSES = 4000
 ROUNDS = 2000

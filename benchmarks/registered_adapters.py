@@ -42,7 +42,7 @@ from rota.runtime.promises import Promises
 from rota.runtime.registry import Registry
 from rota.runtime.replicas.desk import ReplicaDesk
 from rota.runtime.replicas.roster import Roster
-from rota.runtime.routing.router import Router
+from rota.runtime.replicas.router import Router
 from rota.runtime.service import Deliver, Service, ServicePhase, ServiceState
 from rota.runtime.wire import decode, encode
 from rota.scheduler import Scheduler

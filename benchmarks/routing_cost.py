@@ -30,7 +30,7 @@ from rota.core.events import (
 )
 from rota.core.ids import AdapterId, RequestId, Slot
 from rota.core.request import Request, SamplingParams
-from rota.runtime.routing.router import Router
+from rota.runtime.replicas.router import Router
 
 REPLICAS, ADAPTERS, SLOTS, HOST_COPIES = (16, 512), (1000, 10_000), 32, 128
 PROMPT_TOKENS, OPEN_EACH = 512, 64  # open requests on each replica

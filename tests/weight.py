@@ -56,14 +56,14 @@ def importers() -> dict[str, set[str]]:
     """The modules that import a module, by its path."""
     found: dict[str, set[str]] = {path: set() for path in parsed() if not path.endswith("__init__.py")}
     for path, (_, tree) in parsed().items():
-        for name in _imported(tree):
+        for name in imported_modules(tree):
             one = name.removeprefix("rota.").replace(".", "/") + ".py"
             if one in found and one != path:
                 found[one].add(path)
     return found
 
 
-def _imported(tree: ast.Module) -> Iterator[str]:
+def imported_modules(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

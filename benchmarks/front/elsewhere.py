@@ -10,7 +10,7 @@ from contextlib import suppress
 import zmq
 
 from rota.core.config import EngineConfig
-from rota.runtime.remote.engine import Invitation, Joined, OnJoined, RemoteEngine, run_invited
+from rota.runtime.cluster.remote_engine import Invitation, Joined, OnJoined, RemoteEngine, run_invited
 from rota.runtime.service import BuildDevice
 
 HOST = "127.0.0.1"

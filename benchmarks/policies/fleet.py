@@ -9,7 +9,7 @@ from typing import Any
 from policies.runs import H200, HEADS, row, scenario
 from policies.target import Section, Target
 from rota.observe.summary import mean_of
-from rota.runtime.routing.router import Rule
+from rota.runtime.replicas.router import Rule
 from rota.sim.cost import read_cost
 from rota.sim.run import Simulation
 from rota.workload.scenario import Scenario

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import typer
 
 from rota import __version__
-from rota.bench.config import BenchConfig
 from rota.commands.flags import followers_in, spread_lists
 from rota.core.config import EngineConfig, ServerConfig
-from rota.core.errors import RotaError
+from rota.core.errors import ConfigError, RotaError
 from rota.core.options import options_of
+from rota.extensions import found, needed
 from rota.llm.config import ENGINE_CONFIGS
 
 if TYPE_CHECKING:
@@ -31,11 +31,22 @@ def main(arguments: list[str] | None = None, serve: Serve = serve_model) -> None
     typed = sys.argv[1:] if arguments is None else arguments
     try:
         # Without --api-key: in `--api-key KEY MODEL` the model is not a second key.
-        options = options_of(*ENGINE_CONFIGS, BenchConfig).values()
+        options = options_of(*ENGINE_CONFIGS, *_bench_configs()).values()
         make_app(serve, followers_in(typed, options), typed[0] if typed else "")(spread_lists(typed, options))
     except RotaError as error:
         print(f"rota: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("rota."):
+            raise
+        # An extension that needs another one, which was left out.
+        print(f"rota: This needs {error.name}, and this installation was made without it.", file=sys.stderr)
+        sys.exit(ConfigError.exit_code)
+
+
+def _bench_configs() -> tuple[type, ...]:
+    bench = found("bench")
+    return (bench.BenchConfig,) if bench else ()
 
 
 def make_app(serve: Serve, followers: Collection[str] = (), typed: str = "") -> typer.Typer:
@@ -46,8 +57,12 @@ def make_app(serve: Serve, followers: Collection[str] = (), typed: str = "") -> 
     def rota(version: bool = _VERSION) -> None:
         """Rota serves many LoRA fine-tunes of one base model, and every adapter gets its turn."""
 
-    for register in [_COMMANDS[typed]] if typed in _COMMANDS else _COMMANDS.values():
-        register(app, serve, followers)
+    for name in [typed] if typed in _COMMANDS else _COMMANDS:
+        extension, register = _COMMANDS[name]
+        if not extension or found(extension):
+            register(app, serve, followers)
+        elif name == typed:
+            needed(extension, f"rota {name}")
     return app
 
 
@@ -88,13 +103,14 @@ def _adapters(app: typer.Typer, *_: object) -> None:
     app.add_typer(adapters_app(), name="adapters")
 
 
-_COMMANDS: dict[str, Callable[[typer.Typer, Serve, Collection[str]], None]] = {
-    "serve": _serve,
-    "bench": _bench,
-    "simulate": _simulate,
-    "chat": _chat,
-    "demo": _demo,
-    "adapters": _adapters,
+# With the extension that a command belongs to, if it belongs to one.
+_COMMANDS: dict[str, tuple[str, Callable[[typer.Typer, Serve, Collection[str]], None]]] = {
+    "serve": ("", _serve),
+    "bench": ("bench", _bench),
+    "simulate": ("sim", _simulate),
+    "chat": ("chat", _chat),
+    "demo": ("workload", _demo),
+    "adapters": ("", _adapters),
 }
 
 

@@ -11,8 +11,8 @@ import pytest
 from rota.core.lora_paths import LoraPath
 from rota.runtime.preloaded import PreloadedService
 from rota.runtime.registry import Registry
+from rota.runtime.replicas.router import Router
 from rota.runtime.replicas.service import ReplicatedService
-from rota.runtime.routing.router import Router
 from rota.runtime.service import InProcessService, ServicePhase, ServiceState
 from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer

@@ -17,8 +17,8 @@ from rota.runtime.registry import Registry
 from rota.server.access.access import Access
 from rota.server.access.keys import Key, KeyRing, digest_of
 from rota.server.context import AppContext
+from rota.server.native import routes as native
 from rota.server.native.call import GenerateFields, NativeSampling
-from rota.server.native.routes import install_native_routes
 from rota.server.open_answers import OpenAnswers
 from rota.server.queries import Pausing, Queries
 from rota.server.streams import Streams
@@ -344,7 +344,9 @@ def test_health_generate_gives_up_on_an_engine_that_makes_none(tmp_path):
     access, tokenizer = Access(registry), Tokenizer(write_byte_tokenizer(tmp_path))
     answers = OpenAnswers()
     pausing = Pausing(service, answers)
-    context = AppContext(service, streams, tokenizer, registry, access, answers, pausing, keep_alive_s=15.0)
+    context = AppContext(
+        service, streams, tokenizer, registry, access, answers, pausing, Queries(service), keep_alive_s=15.0
+    )
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -355,7 +357,7 @@ def test_health_generate_gives_up_on_an_engine_that_makes_none(tmp_path):
 
     GATE.clear()
     app = FastAPI(lifespan=lifespan)
-    install_native_routes(app, context, Queries(service), probe_s=0.2)
+    native.install(app, context, probe_s=0.2)
     with running(app) as url:
         service.wait_until_ready()
         answer = httpx.get(f"{url}/health_generate")

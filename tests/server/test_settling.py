@@ -22,7 +22,7 @@ from rota.server.answers.answer import Answer, ParsedCall, requests_for
 from rota.server.context import AppContext
 from rota.server.errors import ClientGone
 from rota.server.open_answers import Call, OpenAnswers
-from rota.server.queries import Pausing
+from rota.server.queries import Pausing, Queries
 from rota.server.streams import Streams
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice, alphabet
@@ -48,7 +48,9 @@ async def context_around(folder: Path, device: FakeDevice, timeout_s: float | No
     try:
         answers = OpenAnswers()
         pausing = Pausing(service, answers)
-        yield AppContext(service, streams, tokenizer, registry, access, answers, pausing, 15.0, timeout_s)
+        yield AppContext(
+            service, streams, tokenizer, registry, access, answers, pausing, Queries(service), 15.0, timeout_s
+        )
     finally:
         await asyncio.to_thread(service.stop)
 

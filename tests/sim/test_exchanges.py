@@ -9,7 +9,7 @@ from rota.core.config import SchedulerConfig
 from rota.core.events import Event, PrefillsReleased, Produced
 from rota.core.ids import EngineId
 from rota.core.policy_config import PolicyConfig
-from rota.runtime.routing.router import Router
+from rota.runtime.replicas.router import Router
 from rota.scheduler import Scheduler
 from rota.sim.cost import LinearCost, read_cost
 from rota.sim.fleet import Fleet

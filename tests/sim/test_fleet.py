@@ -10,7 +10,7 @@ from rota.core.errors import StuckError
 from rota.core.events import Admitted, Finished, Produced
 from rota.core.messages import Message, ServedElsewhere
 from rota.runtime.loop import run
-from rota.runtime.routing.router import Router
+from rota.runtime.replicas.router import Router
 from rota.scheduler import Scheduler
 from rota.sim.cost import ConstantCost, read_cost
 from rota.sim.fleet import Fleet

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rota.runtime.routing.router import Rule
+from rota.runtime.replicas.router import Rule
 from rota.sim.cost import read_cost
 from rota.sim.run import Simulation
 from rota.workload.scenario import Scenario, read_scenario

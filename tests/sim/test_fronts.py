@@ -9,7 +9,7 @@ import pytest
 
 from rota.core.events import AdapterAdded, Admitted, Event, SlotChanged, SlotState
 from rota.core.ids import BASE, AdapterId, EngineId, RequestId, Slot
-from rota.runtime.routing.router import Router
+from rota.runtime.replicas.router import Router
 from rota.sim.cost import ConstantCost
 from rota.sim.fronts import BALANCERS, SCRAPE_S, Fronts, Picker
 from rota.sim.run import Simulation

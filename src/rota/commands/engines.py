@@ -12,6 +12,7 @@ from rota.commands.logged import MakeDevice, build_logged
 from rota.core.capacity import Capacity
 from rota.core.config import EngineConfig, ModelConfig, ServerConfig
 from rota.core.ids import EngineId
+from rota.extensions import needed
 from rota.llm.config import import_device
 from rota.runtime.blame import Blame
 from rota.runtime.lifeline import tied
@@ -35,9 +36,8 @@ def engine_service(
     """The service of a server, each engine in a process of its own. `first` is what the config lacks."""
     blame = blame or Blame()
     if config.model.data_parallel_backend == "ray":
-        from rota.commands.ray_engines import ray_service
-
-        return ray_service(config, server, make_device, first=first, blame=blame)
+        cluster = needed("cluster", "--data-parallel-backend ray")
+        return cluster.ray_service(config, server, partial(build_logged, make_device), first=first, blame=blame)
     timeouts = EngineTimeouts(silence_s=server.engine_silence_s)
     new_engine = partial(EngineProcess, spares=Spares(partial(spare_imports, server.spare_engine)))
     engines = [
@@ -46,11 +46,9 @@ def engine_service(
     ]
     if len(engines) == 1:
         return engines[0]
-    # Imported here: one engine needs no router, and starts without numpy.
-    from rota.runtime.replicas.service import ReplicatedService
-    from rota.runtime.routing.router import Router
-
-    return ReplicatedService(engines, Router(len(engines), has_prefix_cache=config.scheduler.enable_prefix_caching))
+    replicas = needed("replicas", "--data-parallel-size")
+    router = replicas.Router(len(engines), has_prefix_cache=config.scheduler.enable_prefix_caching)
+    return replicas.ReplicatedService(engines, router)
 
 
 def spare_imports(asked: str, capacity: Capacity) -> Callable[[], None] | None:

@@ -8,8 +8,8 @@ from typing import Any
 
 from rota.core.config import EngineConfig, ServerConfig
 from rota.engine.progress import listen_for_progress
+from rota.extensions import needed
 from rota.observe.logs import set_up_logs
-from rota.runtime.ranks.lead import build_ranks
 from rota.runtime.start import tell_progress
 from rota.runtime.timeouts import EngineTimeouts
 from rota.runtime.world import Device
@@ -21,7 +21,10 @@ def build_logged(make_device: MakeDevice, config: EngineConfig, server: ServerCo
     """Runs in the engine's process. A module of its own, so that this process loads no command line."""
     # Sooner than the supervisor, which does not know the ranks, would give up on all of them.
     timeouts = EngineTimeouts(silence_s=server.engine_silence_s / 2)
-    return build_ranks(partial(build_rank, make_device, server), config, timeouts)
+    if config.model.tensor_parallel_size == 1:
+        return build_rank(make_device, server, config)
+    ranks = needed("ranks", "--tensor-parallel-size")
+    return ranks.build_ranks(partial(build_rank, make_device, server), config, timeouts)
 
 
 def build_rank(make_device: MakeDevice, server: ServerConfig, config: EngineConfig) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from rota.core.config import EngineConfig, ServerConfig
 from rota.core.errors import ConfigError
 from rota.core.lora_paths import parse_lora_path
 from rota.core.options import build, options_of
+from rota.extensions import found, needed
 from rota.llm.config import (
     ENGINE_CONFIGS,
     build_device,
@@ -74,27 +76,37 @@ def serve_model(
     from rota.commands.logged import build_rank
     from rota.observe.logs import logs_as
     from rota.observe.trace_export import exported_traces
-    from rota.runtime.exchange.place import exchange_place
-    from rota.runtime.ranks.follower import attend
-    from rota.runtime.ranks.processes import torchrun_place
     from rota.server.access.key_file import KeySource
     from rota.server.door.hangup import hangups
 
     is_on_ray = config.model.data_parallel_backend == "ray"
-    place = torchrun_place(config.model.tensor_parallel_size, os.environ)
-    if place is not None and (config.model.data_parallel_size != 1 or is_on_ray):
-        raise ConfigError("torchrun starts the ranks of one copy of the model; use --data-parallel-size 1 with it.")
-    if place is not None and place.rank > 0:
-        return attend(partial(build_rank, make_device, server), locate_model(config), place)
+    if config.model.tensor_parallel_size > 1:
+        ranks = needed("ranks", "--tensor-parallel-size")
+        place = ranks.torchrun_place(config.model.tensor_parallel_size, os.environ)
+        if place is not None and (config.model.data_parallel_size != 1 or is_on_ray):
+            raise ConfigError("torchrun starts the ranks of one copy of the model; use --data-parallel-size 1 with it.")
+        if place is not None and place.rank > 0:
+            ranks.attend(partial(build_rank, make_device, server), locate_model(config), place)
+            return
     config = counted(config)
     source = KeySource(server.api_key, server.api_key_file, config.lora.adapter_root)
     with (
         logs_as(server.log_format, server.log_level, config.quiet),
         exported_traces(server.otel, __version__) as on_finish,
         hangups(source.ask),
-        exchange_place(config, 1 if is_on_ray else config.model.replicas) as placed,
+        _exchange_place(config, 1 if is_on_ray else config.model.replicas) as placed,
     ):
         _serve(placed, server, source, on_ready, make_device, on_finish)
+
+
+def _exchange_place(config: EngineConfig, replicas: int) -> AbstractContextManager[EngineConfig]:
+    """The config of all replicas, with a place to exchange reports while the block lasts, if they need one."""
+    if replicas == 1:
+        return nullcontext(config)
+    place: AbstractContextManager[EngineConfig] = needed("replicas", "--data-parallel-size").exchange_place(
+        config, replicas
+    )
+    return place
 
 
 def _serve(
@@ -174,8 +186,6 @@ class _Start:
 def _listen(start: _Start) -> None:
     """Serve until a signal. The web framework and the tokenizer are loaded here, while the engine loads the model."""
     from rota.commands.announcement import announce
-    from rota.dashboard.feed import Feed
-    from rota.dashboard.routes import Viewers, install_dashboard
     from rota.runtime.closable import ClosableService
     from rota.runtime.preloaded import PreloadedService, early_of
     from rota.server.access.access import Access
@@ -183,6 +193,7 @@ def _listen(start: _Start) -> None:
     from rota.server.access.key_file import KeyWatch
     from rota.server.adapters.manager import Locating
     from rota.server.app import create_app
+    from rota.server.errors import unheard
     from rota.server.listen import listen
     from rota.server.metrics import MetricsPort
     from rota.server.resolver import NameLookup
@@ -198,15 +209,16 @@ def _listen(start: _Start) -> None:
     own_name = None if server.allow_anyone else server.host
     refusal, origins = load_refusal(server, keys, config.lora.adapter_root), server.allowed_origins
     access = Access(registry, keys, refusal, own_name=own_name, allowed_origins=origins, blame=start.blame)
-    feed = Feed(registry.base, lambda: registry.adapters, lambda: service.state, lambda: registry.others)
+    dashboard = needed("dashboard", "--journal-dir") if server.journal_dir else found("dashboard")
+    feed = dashboard.feed_of(registry, service) if dashboard else None
     app = create_app(
         service,
         tokenizer,
         registry,
         access=access,
         config=server,
-        watchers=[feed],
-        on_error=feed.note_error,
+        watchers=[feed] if feed else (),
+        on_error=feed.note_error if feed else unheard,
         policy=config.policy,
         scheduler=config.scheduler,
         on_finish=start.on_finish,
@@ -214,8 +226,8 @@ def _listen(start: _Start) -> None:
         has_grammars=True,
         elsewhere=NameLookup(Locating(locator_for(config.lora)), start.resolver_prefix),
     )
-    feed.routes = lambda: app.state.traffic.routes
-    install_dashboard(app, Viewers(feed, service.send), access.operator_of, server.journal_dir)
+    if dashboard:
+        dashboard.install(app, feed, service, access.operator_of, server.journal_dir)
     others = [describe(server, keys), metrics_port.sentence if metrics_port else "", start.door.advice]
 
     def say_ready(url: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from rota.core.errors import RotaError
 
+DEFAULT_URL = "http://127.0.0.1:30000"
 # A server that is alive answers a question about itself at once.
 LOOK_S = 10.0
 LONGEST_SENTENCE = 500

@@ -25,7 +25,7 @@ from rota.observe.summary import mean_of
 from rota.observe.table import print_table
 from rota.policy.policy_options import policy_config
 from rota.policy.slot_policies import check_slot_policy
-from rota.runtime.routing.router import Rule
+from rota.runtime.replicas.face import Rule
 from rota.sim.cost import LinearCost, read_cost
 from rota.sim.run import Simulation, adapter_name, lora_config, scheduler_config
 from rota.sim.tenures import Tenures

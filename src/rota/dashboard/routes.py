@@ -20,7 +20,8 @@ from rota.core.errors import Fault, FaultCode, RequestError
 from rota.core.messages import Inspect
 from rota.dashboard.feed import AlreadySent, Feed
 from rota.dashboard.window import SPANS_S
-from rota.runtime.service import ServicePhase
+from rota.runtime.registry import Registry
+from rota.runtime.service import Service, ServicePhase
 
 # ── stream ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 # A stream sends four frames a second to one reader; a slow reader gets fewer, and always the newest.
@@ -91,6 +92,19 @@ class Viewer(Protocol):
 
     @property
     def may_load(self) -> bool: ...
+
+
+def feed_of(registry: Registry, service: Service) -> Feed:
+    """What the page shows of a server; it observes the service."""
+    return Feed(registry.base, lambda: registry.adapters, lambda: service.state, lambda: registry.others)
+
+
+def install(
+    app: FastAPI, feed: Feed, service: Service, admit: Callable[[Request], Viewer], journal_dir: str | None = None
+) -> None:
+    """Add the page of this feed to the server's application."""
+    feed.routes = lambda: app.state.traffic.routes
+    install_dashboard(app, Viewers(feed, service.send), admit, journal_dir)
 
 
 def install_dashboard(

@@ -19,9 +19,9 @@ from rota.engine.folders.hub import model_folder
 from rota.engine.lora.files.brought import Brought
 from rota.engine.lora.files.ranks import needs_of, pages_for
 from rota.engine.progress import listen_for_progress
+from rota.extensions import needed
 from rota.llm.adapter_room import AdapterRoom
 from rota.policy.policy_options import policy_config
-from rota.runtime.ranks.lead import build_ranks
 from rota.runtime.start import known_autotuned, process_began_at, tell_autotuned, tell_progress, wait_for_first
 from rota.runtime.world import Device
 from rota.sources.locator import Locator
@@ -126,7 +126,10 @@ def import_device(device: str | None) -> None:
 
 def build_device(config: EngineConfig) -> Device[Any]:
     """The engine, or the engines of all ranks as one device."""
-    return build_ranks(_build_engine, config)
+    if config.model.tensor_parallel_size == 1 or config.meeting:
+        return _build_engine(config)
+    device: Device[Any] = needed("ranks", "--tensor-parallel-size").build_ranks(_build_engine, config)
+    return device
 
 
 def _build_engine(config: EngineConfig) -> Device[Any]:

@@ -4,7 +4,7 @@ A replica's price is the time that the request would lose there: behind the work
 and turns, and less what the replica has cached of its prompt. So a replica that holds the adapter takes the request
 unless its queue is longer by more than a load costs, and an adapter that is too hot for its holders gets another.
 
-`route` is the rule as it is meant. `runtime/routing/replica_state.py` follows it for many replicas at once, and a test
+`route` is the rule as it is meant. `runtime/replicas/replica_state.py` follows it for many replicas at once, and a test
 holds the two against each other.
 """
 

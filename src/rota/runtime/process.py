@@ -14,20 +14,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.process import BaseProcess
-from typing import Protocol
+from typing import Any, Protocol
 
 import zmq
 
 from rota.core.config import EngineConfig
 from rota.core.events import Event
+from rota.extensions import needed
+from rota.policy.prefill_delayer import Alone, Exchange
 from rota.policy.step_times import StepTimes
 from rota.runtime.children import freeze_heap, start_child
-from rota.runtime.exchange.place import caller_of, open_exchange
 from rota.runtime.heartbeat import Heartbeat
 from rota.runtime.lifeline import die_with
 from rota.runtime.live import LiveWorld
 from rota.runtime.loop import run
-from rota.runtime.ranks.lead import Leader
 from rota.runtime.service import BuildDevice, explain, is_own
 from rota.runtime.spares import Spares
 from rota.runtime.spool import Arrivals
@@ -35,7 +35,7 @@ from rota.runtime.start import listen_for_first, listen_for_last_words, listen_f
 from rota.runtime.timeouts import KILL_S, LINGER_S, EngineTimeouts
 from rota.runtime.watch import Death, OnEvents, OnReady, OnWaiting, Watch
 from rota.runtime.wire import EarlyRecords, Failed, Outbox, Ready, Record, SocketInbox, encode, open_socket
-from rota.runtime.world import stages_of
+from rota.runtime.world import LeadsRanks, stages_of
 from rota.scheduler import Scheduler
 
 # ── line ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -149,8 +149,7 @@ def _serve(build_device: BuildDevice, config: EngineConfig, inbox: zmq.Socket[by
     early = EarlyRecords(inbox, outbox.tell_progress)
     listen_for_first(early.wait_for_first)
     device = build_device()
-    exchange = open_exchange(config)
-    caller = caller_of(exchange)
+    exchange, caller = _exchange(config)
     scheduler = Scheduler.from_config(config, device.capacity, exchange)
     freeze_heap()
     outbox.send([Ready(device.capacity, stages_of(device), made_autotuned())])
@@ -164,8 +163,17 @@ def _serve(build_device: BuildDevice, config: EngineConfig, inbox: zmq.Socket[by
 
     run(scheduler, world, emit, config.scheduler.overlap_depth)
     arrivals.close()
-    if isinstance(device, Leader):
-        device.close()
+    if isinstance(device, LeadsRanks):
+        device.dismiss()
+
+
+def _exchange(config: EngineConfig) -> tuple[Exchange, Any]:
+    """How replicas share the delayer's reports, and who may want a pass of an idle loop for that."""
+    if not config.exchange_at:
+        return Alone(), None
+    replicas = needed("replicas", "the prefill delayer of several replicas")
+    exchange = replicas.open_exchange(config)
+    return exchange, replicas.caller_of(exchange)
 
 
 def _end_with(outbox: Outbox, reason: str) -> None:

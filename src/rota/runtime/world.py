@@ -71,6 +71,15 @@ def stages_of(device: object) -> tuple[Stage, ...]:
 
 
 @runtime_checkable
+class LeadsRanks(Protocol):
+    """A device with other ranks behind it."""
+
+    def dismiss(self) -> None:
+        """Let the others end; no plan may follow."""
+        ...
+
+
+@runtime_checkable
 class FollowsGrammars(Protocol):
     """A device that may need time for a grammar before a request with it can run."""
 

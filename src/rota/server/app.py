@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 from fastapi import Depends, FastAPI
@@ -17,6 +18,7 @@ from rota.core.events import Finished
 from rota.core.ids import RequestId
 from rota.core.policy_config import PolicyConfig
 from rota.core.request import Request
+from rota.extensions import DIALECTS, found
 from rota.observe.journey import Journey, OnEnd
 from rota.observe.metrics import Metrics
 from rota.observe.observer import Observer
@@ -36,16 +38,9 @@ from rota.server.calls.reading_room import ReadingRoom
 from rota.server.context import AppContext
 from rota.server.docs import ERROR_RESPONSES, install_docs_page, install_openapi
 from rota.server.door.body_limit import BodyLimit
-from rota.server.embeddings.routes import install_embeddings_routes
 from rota.server.errors import OnError, install_error_handlers, unheard
-from rota.server.info import install_model_routes, install_probes
-from rota.server.messages.routes import install_messages_routes
-from rota.server.messages.writer import messages_error
+from rota.server.info import install_model_routes, install_probes, install_server_info
 from rota.server.metrics import Counts, Scrapes, install_metrics_route, metrics_app
-from rota.server.native.generate import install_generate_route
-from rota.server.native.routes import install_native_routes
-from rota.server.native.server_info import install_server_info
-from rota.server.ollama import install_ollama_routes, ollama_error
 from rota.server.open_answers import OpenAnswer, OpenAnswers
 from rota.server.openai.chat import install_chat_route
 from rota.server.openai.completions import install_completions_route
@@ -53,7 +48,6 @@ from rota.server.openai.tokenize_routes import install_tokenize_routes
 from rota.server.operator_routes import RequestsRoute, install_pause_routes, install_quarantine_routes, quarantine_log
 from rota.server.queries import Pausing, Queries
 from rota.server.resolver import HERE, NameLookup
-from rota.server.responses.route import install_responses_route
 from rota.server.streams import CallReply, Observers, Streams
 from rota.server.traffic.routes import first_routes, install_traffic_routes
 from rota.server.traffic.traffic import Shadows, Traffic
@@ -129,6 +123,7 @@ def create_app(
         access,
         answers,
         pausing,
+        queries,
         config.stream_keep_alive,
         config.request_timeout,
         scheduler.max_queued_requests if scheduler else None,
@@ -142,11 +137,13 @@ def create_app(
 
     app = _application(context, config, service_tasks, spool.close)
     app.state.connections, app.state.traffic = metrics.connections, traffic  # for the listener, and the dashboard
-    install_error_handlers(app, access.shown, {"/v1/messages": messages_error, "/api/": ollama_error}, on_error)
+    dialects = [face for name in DIALECTS if (face := found(name))]
+    errors = {path: write for face in dialects for path, write in getattr(face, "ERRORS", {}).items()}
+    install_error_handlers(app, access.shown, errors, on_error)
     scrapes = Scrapes(metrics, service, counts, for_picker=config.picker_metrics)
     app.state.metrics_app = metrics_app(scrapes, context, config)  # for a second port
     install_traffic_routes(app, traffic, adapters, registry, access)  # first: a name may have slashes
-    _install_routes(app, context, adapters, history, spool, queries, metrics)
+    _install_routes(app, context, adapters, history, spool, metrics, dialects)
     install_metrics_route(app, scrapes, access)
     return app
 
@@ -240,27 +237,23 @@ def _install_routes(
     adapters: AdapterManager,
     history: History,
     spool: Spool,
-    queries: Queries,
     metrics: Metrics,
+    dialects: Sequence[ModuleType],
 ) -> None:
-    service, registry, access = context.service, context.registry, context.access
+    service, registry, access, queries = context.service, context.registry, context.access, context.queries
     updates, listing = Updates(adapters, registry, access, spool), Listing(registry, adapters, history, spool)
     install_quarantine_routes(app, access)
     install_completions_route(app, context)
     install_chat_route(app, context)
-    install_responses_route(app, context)
-    install_messages_routes(app, context)
-    install_ollama_routes(app, context)
-    install_embeddings_routes(app, context)
     install_tokenize_routes(app, context)
     install_model_routes(app, context)
     install_adapter_routes(app, adapters, access, updates)
     install_version_routes(app, updates, registry, access, listing)
-    install_generate_route(app, context)
-    install_native_routes(app, context, queries)
     install_server_info(app, context, queries, metrics)
     install_pause_routes(app, context, queries)
     RequestsRoute(service, registry, access, context.answers, metrics, queries).install(app)
+    for dialect in dialects:
+        dialect.install(app, context)
     install_openapi(app)
     install_docs_page(app)
     install_probes(app, context)

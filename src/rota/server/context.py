@@ -19,7 +19,7 @@ from rota.server.calls.prompts import TextLimits, Texts
 from rota.server.calls.reading_room import Read, ReadingRoom, Work, read
 from rota.server.errors import OnError, unheard
 from rota.server.open_answers import Call, OpenAnswers
-from rota.server.queries import Pausing
+from rota.server.queries import Pausing, Queries
 from rota.server.resolver import Resolver
 from rota.server.streams import Streams
 from rota.server.traffic.route import Chosen
@@ -80,6 +80,7 @@ class AppContext:
     access: Access
     answers: OpenAnswers
     pausing: Pausing
+    queries: Queries
     keep_alive_s: float
     request_timeout_s: float | None = None
     # Every request waits in the queue, at least until the next step. None: no limit.

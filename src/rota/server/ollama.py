@@ -144,7 +144,10 @@ class OllamaWriter:
         return {"done": True, "done_reason": reason, **counts, **moves_field(answer.moves)}
 
 
-def install_ollama_routes(app: FastAPI, context: AppContext) -> None:
+ERRORS = {"/api/": ollama_error}
+
+
+def install(app: FastAPI, context: AppContext) -> None:
     @app.post("/api/chat", openapi_extra=takes(OllamaFields), responses=gives(OllamaBody))
     @app.post("/api/generate", include_in_schema=False)
     async def ollama(http: HttpRequest) -> Response:

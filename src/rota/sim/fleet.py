@@ -19,7 +19,7 @@ from rota.core.plan import StepPlan, StepResult
 from rota.observe.summary import Recorder
 from rota.policy.prefill_delayer import RankReport, on_board
 from rota.runtime.loop import Emit, run
-from rota.runtime.replicas.tenant_quotas import TenantQuotas
+from rota.runtime.replicas.face import TenantQuotas
 from rota.scheduler import Scheduler
 from rota.sim.cost import CostModel
 from rota.sim.fronts import FleetRouter
@@ -145,7 +145,7 @@ class Baton:
 # ── exchanges ───────────────────────────────────────────────────────────────────────────────────────────────────────
 # Exchanges carry the prefill delayer's reports between replicas in virtual time: a board, or an all-gather.
 #
-# The live ones are in `runtime/exchange`. Here no rank dies, so what is left is who waits for whom.
+# The live ones are in `runtime/replicas/exchange`. Here no rank dies, so what is left is who waits for whom.
 
 
 class LooseRanks:

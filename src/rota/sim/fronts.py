@@ -16,7 +16,7 @@ from rota.core.events import Admitted, Event, Finished, SlotChanged, SlotState
 from rota.core.ids import BASE, AdapterId, EngineId, RequestId, Slot
 from rota.core.request import Request
 from rota.policy.routing import RouteReason, RoutingChoice
-from rota.runtime.routing.router import Router
+from rota.runtime.replicas.face import Router
 
 # ── picker ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 # The picker chooses a front as a platform's endpoint picker does: by scores of what fronts told at the last scrape.

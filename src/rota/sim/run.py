@@ -18,7 +18,7 @@ from rota.observe.observer import Observer
 from rota.observe.summary import Recorder
 from rota.policy.prefill_delayer import Exchange
 from rota.runtime.loop import run
-from rota.runtime.routing.router import Router, Rule
+from rota.runtime.replicas.face import Router, Rule
 from rota.scheduler import Scheduler
 from rota.sim.cost import CostModel, LinearCost
 from rota.sim.fleet import Fleet, ReplicaResults

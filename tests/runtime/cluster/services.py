@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rota.commands.ray_engines import ray_service
 from rota.core.config import EngineConfig, ModelConfig, ServerConfig
 from rota.core.events import FinishReason
 from rota.runtime.cluster.cluster import Cluster
+from rota.runtime.cluster.face import ray_service
 from rota.runtime.service import Service, ServicePhase
 from tests.builders import submit
 from tests.fakes import FakeDevice, alphabet
@@ -22,7 +22,7 @@ from tests.waiting import until
 TOKENS = 100
 
 
-def slow_device(_: EngineConfig) -> FakeDevice:
+def slow_device(_: EngineConfig, _server: ServerConfig | None = None) -> FakeDevice:
     """Slow enough that a request is under way when its machine is killed."""
     return SLOW()
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from rota.commands.ray_engines import ray_service
 from rota.core.config import ServerConfig
 from rota.core.errors import ConfigError, EngineDiedError
 from rota.core.events import FinishReason, Produced
+from rota.runtime.cluster.face import ray_service
 from rota.runtime.service import ServicePhase
 from tests.builders import abort, submit
 from tests.fakes import continuation

@@ -11,7 +11,7 @@ from typing import Any
 
 from rota.core.config import EngineConfig
 from rota.core.policy_config import PolicyConfig
-from rota.runtime.exchange.place import exchange_place
+from rota.runtime.replicas.exchange.place import exchange_place
 from tests.processes import PIPE, Program, started
 from tests.waiting import TIMEOUT_S, line_of
 

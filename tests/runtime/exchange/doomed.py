@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from rota.policy.prefill_delayer import RankReport
-from rota.runtime.exchange.all_gather import AllGather, Said
+from rota.runtime.replicas.exchange.all_gather import AllGather, Said
 
 BEFORE, WITHIN, BEHIND, AFTER = POINTS = (
     "before its line",

@@ -15,10 +15,10 @@ from rota.core.events import Event
 from rota.core.ids import EngineId
 from rota.core.messages import Message
 from rota.policy.prefill_delayer import RankReport
-from rota.runtime.exchange.all_gather import AllGather
-from rota.runtime.exchange.place import Board, caller_of, exchange_place, open_exchange
 from rota.runtime.live import LiveWorld
 from rota.runtime.loop import run
+from rota.runtime.replicas.exchange.all_gather import AllGather
+from rota.runtime.replicas.exchange.place import Board, caller_of, exchange_place, open_exchange
 from rota.runtime.wire import Record, SocketInbox, Stop, encode, open_socket
 from rota.runtime.world import Device
 from rota.scheduler import Scheduler

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rota.policy.prefill_delayer import PrefillDelayer, RankReport
-from rota.runtime.exchange import all_gather
-from rota.runtime.exchange.place import Board
+from rota.runtime.replicas.exchange import all_gather
+from rota.runtime.replicas.exchange.place import Board
 from tests.runtime.exchange.doomed import Doomed
 from tests.waiting import TIMEOUT_S, until
 

@@ -15,8 +15,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from rota.policy.prefill_delayer import DelayVerdict, PrefillDelayer, RankReport
-from rota.runtime.exchange import all_gather
-from rota.runtime.exchange.all_gather import AllGather, Bells
+from rota.runtime.replicas.exchange import all_gather
+from rota.runtime.replicas.exchange.all_gather import AllGather, Bells
 from tests.runtime.exchange.doomed import POINTS, Doomed
 from tests.waiting import TIMEOUT_S, until
 

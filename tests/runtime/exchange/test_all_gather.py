@@ -7,7 +7,7 @@ import time
 import pytest
 
 from rota.policy.prefill_delayer import DelayOutcome
-from rota.runtime.exchange import all_gather
+from rota.runtime.replicas.exchange import all_gather
 from tests.runtime.exchange.crew import RANKS, Crew, crew_of
 from tests.runtime.exchange.doomed import POINTS
 from tests.runtime.exchange.rank_process import LIVING_S

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rota.policy.prefill_delayer import REPORT_LASTS_MS, RankReport, on_board
-from rota.runtime.exchange.lines import MOST, SharedLines
-from rota.runtime.exchange.place import WORDS, Board
+from rota.runtime.replicas.exchange.lines import MOST, SharedLines
+from rota.runtime.replicas.exchange.place import WORDS, Board
 from tests.runtime.exchange.crew import crew_of
 from tests.waiting import TIMEOUT_S
 

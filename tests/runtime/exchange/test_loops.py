@@ -17,9 +17,9 @@ from rota.core.events import FinishReason, PrefillsReleased
 from rota.core.ids import EngineId
 from rota.core.policy_config import PolicyConfig
 from rota.policy.prefill_delayer import Alone
-from rota.runtime.exchange import all_gather
-from rota.runtime.exchange.all_gather import AllGather
-from rota.runtime.exchange.place import Board, exchange_place, open_exchange
+from rota.runtime.replicas.exchange import all_gather
+from rota.runtime.replicas.exchange.all_gather import AllGather
+from rota.runtime.replicas.exchange.place import Board, exchange_place, open_exchange
 from rota.runtime.supervisor import SupervisedService
 from tests.builders import capacity, submit
 from tests.fakes import FakeDevice, continuation

@@ -12,8 +12,8 @@ from multiprocessing.connection import Connection
 import zmq
 
 from rota.core.config import EngineConfig
+from rota.runtime.cluster.remote_engine import Invitation, Joined, OnJoined, RemoteEngine, run_invited
 from rota.runtime.lifeline import die_with
-from rota.runtime.remote.engine import Invitation, Joined, OnJoined, RemoteEngine, run_invited
 from rota.runtime.service import BuildDevice
 
 HOST = "127.0.0.1"

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from rota.runtime.remote.line import KeyPair
+from rota.runtime.cluster.line import KeyPair
 from rota.runtime.wire import Stop, encode
 from tests.waiting import TIMEOUT_S
 

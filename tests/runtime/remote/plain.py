@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import zmq
 
-from rota.runtime.remote import line
+from rota.runtime.cluster import line
 from tests.fakes import FakeDevice
 
 

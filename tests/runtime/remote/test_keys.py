@@ -8,7 +8,7 @@ import pytest
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from rota.runtime.remote.line import KeyPair, connect, listen
+from rota.runtime.cluster.line import KeyPair, connect, listen
 from tests.runtime.remote.elsewhere import HOST
 from tests.waiting import TIMEOUT_S
 

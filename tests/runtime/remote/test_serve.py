@@ -10,8 +10,8 @@ import zmq
 
 from rota.core.config import EngineConfig
 from rota.core.errors import EngineDiedError
-from rota.runtime.remote.engine import LINE_LOST, Invitation, Joined, RemoteEngine, run_invited
-from rota.runtime.remote.line import GuardedLine
+from rota.runtime.cluster.line import GuardedLine
+from rota.runtime.cluster.remote_engine import LINE_LOST, Invitation, Joined, RemoteEngine, run_invited
 from rota.runtime.supervisor import SupervisedService
 from rota.runtime.wire import Ready, receive_all
 from tests.fakes import FakeDevice

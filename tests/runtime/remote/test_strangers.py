@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from rota.core.events import FinishReason
-from rota.runtime.remote.line import QUIET_S, GuardedLine, KeyPair, StrangerLog, Visitors
+from rota.runtime.cluster.line import QUIET_S, GuardedLine, KeyPair, StrangerLog, Visitors
 from tests.builders import submit
 from tests.runtime.remote.elsewhere import HOST, Elsewheres
 from tests.runtime.remote.intruders import (

@@ -14,7 +14,7 @@ from rota.core.ids import AdapterId, EngineId, RequestId
 from rota.core.messages import AddAdapter, Message, Submit
 from rota.runtime.replicas.desk import ReplicaDesk
 from rota.runtime.replicas.roster import Roster
-from rota.runtime.routing.router import Router
+from rota.runtime.replicas.router import Router
 from rota.runtime.service import Deliver, ServicePhase, ServiceState, refuse
 from tests.builders import add_adapter, capacity
 from tests.fakes import FakeDevice

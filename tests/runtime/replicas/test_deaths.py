@@ -18,8 +18,8 @@ from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, Engin
 from rota.core.ids import AdapterId
 from rota.core.messages import RemoveAdapter
 from rota.core.request import Request
+from rota.runtime.replicas.router import Router
 from rota.runtime.replicas.service import ReplicatedService
-from rota.runtime.routing.router import Router
 from rota.runtime.service import BuildDevice, ServicePhase
 from rota.runtime.supervisor import SupervisedService
 from rota.runtime.timeouts import EngineTimeouts

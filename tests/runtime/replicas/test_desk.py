@@ -20,7 +20,7 @@ from rota.core.messages import Abort, AbortAll, Explain, FlushCache, Inspect, Me
 from rota.core.tenant import Tenant
 from rota.runtime.replicas.desk import ReplicaDesk
 from rota.runtime.replicas.roster import Roster
-from rota.runtime.routing.router import Router
+from rota.runtime.replicas.router import Router
 from rota.runtime.service import ServicePhase, ServiceState
 from tests.builders import abort, add_adapter, submit
 from tests.runtime.replicas.fakes import FakeReplica, added, desk_of, finished, kinds, refused, removed

@@ -17,8 +17,8 @@ from rota.core.messages import AdapterFailed, Inspect, Message, RemoveAdapter
 from rota.core.tenant import Tenant
 from rota.runtime.closable import ClosableService
 from rota.runtime.preloaded import PreloadedService
+from rota.runtime.replicas.router import Router
 from rota.runtime.replicas.service import ReplicatedService
-from rota.runtime.routing.router import Router
 from rota.runtime.service import BuildDevice, InProcessService, ServicePhase
 from tests.builders import abort, add_adapter, submit
 from tests.fakes import FakeDevice, continuation, folded

@@ -5,8 +5,8 @@ from __future__ import annotations
 from rota.core.ids import BASE
 from rota.core.request import Request
 from rota.policy.routing import ReplicaView, RoutingChoice, route
-from rota.runtime.routing.replica_state import ReplicaBooks
-from rota.runtime.routing.router import ENDS, PrefixIndex, Router
+from rota.runtime.replicas.replica_state import ReplicaBooks
+from rota.runtime.replicas.router import ENDS, PrefixIndex, Router
 
 
 class PlainlyChecked(Router):

@@ -24,8 +24,8 @@ from rota.core.events import (
 )
 from rota.core.ids import BASE, AdapterId, RequestId, Slot
 from rota.policy.routing import Prices, RouteReason, RoutingChoice
-from rota.runtime.routing.replica_state import BUSY, IN_HOST, IN_SLOT, Columns
-from rota.runtime.routing.router import Router
+from rota.runtime.replicas.replica_state import BUSY, IN_HOST, IN_SLOT, Columns
+from rota.runtime.replicas.router import Router
 from tests.builders import request
 from tests.counting import calls_in
 from tests.runtime.routing.plain import PlainlyChecked

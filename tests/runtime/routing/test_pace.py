@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rota.runtime.routing.replica_state import FIRST_TOKEN_S, Pace
+from rota.runtime.replicas.replica_state import FIRST_TOKEN_S, Pace
 
 
 def test_a_token_costs_what_it_adds_to_a_step_and_not_its_share_of_the_fixed_part():

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from rota.core.ids import AdapterId
 from rota.core.request import Request
-from rota.runtime.routing.router import ENDS, PrefixIndex
+from rota.runtime.replicas.router import ENDS, PrefixIndex
 from tests.builders import request
 from tests.counting import calls_in
 

@@ -27,7 +27,7 @@ from rota.core.events import (
 from rota.core.ids import BASE, AdapterId, RequestId, Slot
 from rota.core.messages import Submit
 from rota.policy.routing import RouteReason
-from rota.runtime.routing.router import Router, Rule
+from rota.runtime.replicas.router import Router, Rule
 from tests.builders import request
 from tests.counting import calls_in
 

@@ -9,8 +9,8 @@ from rota.core.config import EngineConfig
 from rota.core.events import Event
 from rota.core.ids import AdapterId
 from rota.core.messages import AddAdapter, Message
+from rota.runtime.replicas.router import Router
 from rota.runtime.replicas.service import ReplicatedService
-from rota.runtime.routing.router import Router
 from rota.runtime.service import Deliver, ServicePhase, ServiceState
 from tests.server.engines import configs
 from tests.server.storm.stepped import Next, SteppedService

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from rota.commands.adapters.live_server import ApiKey, BaseUrl, LiveServer, Name
-from rota.commands.chat.config import DEFAULT_URL
+from rota.commands.server_call import DEFAULT_URL
 from rota.core.errors import ConfigError
 
 Folder = Annotated[

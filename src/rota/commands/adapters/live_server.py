@@ -15,8 +15,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from rota.commands.chat.config import DEFAULT_URL
-from rota.commands.server_call import LOOK_S, CallError, call
+from rota.commands.server_call import DEFAULT_URL, LOOK_S, CallError, call
 
 # ── tables ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 # What a terminal shows of a server's adapters and of where their requests go.

@@ -8,8 +8,9 @@ from typing import Any
 
 import typer
 
-from rota.commands.chat.config import DEFAULT_URL, ChatConfig
+from rota.commands.chat.config import ChatConfig
 from rota.commands.flags import config_file, make_command, with_file
+from rota.commands.server_call import DEFAULT_URL
 from rota.core.options import build, options_of
 
 

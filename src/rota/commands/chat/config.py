@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rota.commands.server_call import DEFAULT_URL
 from rota.core.options import option
-
-DEFAULT_URL = "http://127.0.0.1:30000"
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,8 +37,8 @@ from rota.runtime.cluster.records import (
     Told,
     waiting,
 )
+from rota.runtime.cluster.remote_engine import Invitation, OnJoined
 from rota.runtime.lifeline import tied
-from rota.runtime.remote.engine import Invitation, OnJoined
 
 # ── driver process ──────────────────────────────────────────────────────────────────────────────────────────────────
 # The front's handle to its driver: a program that ends with the front, and a line to it.

@@ -34,7 +34,7 @@ from rota.runtime.cluster.records import (
     Silent,
     Told,
 )
-from rota.runtime.remote.engine import Joined, run_invited
+from rota.runtime.cluster.remote_engine import Joined, run_invited
 from rota.runtime.service import BuildDevice, explain
 
 # ── looks ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -13,7 +13,7 @@ from typing import Any
 
 from rota.core.config import EngineConfig
 from rota.core.errors import ConfigError
-from rota.runtime.ranks.meeting import compared, facts, versions
+from rota.runtime.ranks.face import compared, facts, versions
 
 # ── joining ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 # To join a Ray cluster: the sentence of every way in which that fails.

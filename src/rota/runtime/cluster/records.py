@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rota.core.config import ModelConfig
-from rota.runtime.remote.engine import Invitation, Joined
+from rota.runtime.cluster.remote_engine import Invitation, Joined
 
 # ── needs ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 # What a replica needs of a machine, what the cluster has, and how many replicas that holds.

@@ -15,8 +15,8 @@ from rota.core.config import EngineConfig
 from rota.core.messages import Message
 from rota.runtime.cluster.cluster import Cluster, ClusterPlace
 from rota.runtime.cluster.records import EngineJob, Need, Sight
-from rota.runtime.remote.engine import RemoteEngine
-from rota.runtime.replicas.service import ReplicatedService
+from rota.runtime.cluster.remote_engine import RemoteEngine
+from rota.runtime.replicas.face import ReplicatedService
 from rota.runtime.service import BuildDevice, Deliver, Service, ServiceState
 from rota.runtime.watch import Death
 from rota.runtime.wire import Record

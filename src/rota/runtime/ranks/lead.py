@@ -320,7 +320,7 @@ class Leader(Generic[Ticket]):
             self._listener.check_after_failure()
             raise
 
-    def close(self) -> None:
+    def dismiss(self) -> None:
         """Let the followers end; no plan may follow."""
         self._listener.close()
         self._meeting.dismiss()

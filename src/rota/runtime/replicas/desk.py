@@ -45,8 +45,8 @@ from rota.core.messages import (
 from rota.core.request import Request
 from rota.runtime.replicas.adapters import ReplicaAdapters
 from rota.runtime.replicas.roster import LIVING, Roster
+from rota.runtime.replicas.router import Router
 from rota.runtime.replicas.tenant_quotas import TenantQuotas
-from rota.runtime.routing.router import Router
 from rota.runtime.service import Service, ServicePhase, ServiceState, refuse
 from rota.scheduler.sequence import Reason
 

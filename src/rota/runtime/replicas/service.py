@@ -14,7 +14,7 @@ from rota.core.events import Event
 from rota.core.messages import Message
 from rota.runtime.replicas.desk import ReplicaDesk
 from rota.runtime.replicas.roster import Roster
-from rota.runtime.routing.router import Router
+from rota.runtime.replicas.router import Router
 from rota.runtime.service import Deliver, Service, ServicePhase, ServiceState, refuse
 
 # How often a start looks whether all replicas are ready.

@@ -40,7 +40,7 @@ _SAMPLING = SamplingParams(max_new_tokens=1, temperature=0.0)
 MakeWriter = Callable[[str, str, PooledCall], VectorWriter]
 
 
-def install_embeddings_routes(app: FastAPI, context: AppContext) -> None:
+def install(app: FastAPI, context: AppContext) -> None:
     @app.post("/v1/embeddings", openapi_extra=takes(EmbeddingFields), responses=gives(EmbeddingsBody))
     async def embeddings(http: HttpRequest) -> Response:
         """Texts as vectors of length one, from the last hidden states of the model or adapter."""

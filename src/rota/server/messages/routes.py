@@ -9,13 +9,15 @@ from rota.server.answers.respond import respond
 from rota.server.context import AppContext
 from rota.server.docs import gives, takes
 from rota.server.messages.call import MessagesFields, PromptFields, read_count, read_messages
-from rota.server.messages.writer import MessageBody, MessageEventBody, MessagesWriter, TokenCountBody
+from rota.server.messages.writer import MessageBody, MessageEventBody, MessagesWriter, TokenCountBody, messages_error
 from rota.server.openai.chat import parsed_chat
 from rota.server.openai.sampling_fields import model_for
 from rota.server.openai.tokenize_routes import answer_at_once
 
+ERRORS = {"/v1/messages": messages_error}
 
-def install_messages_routes(app: FastAPI, context: AppContext) -> None:
+
+def install(app: FastAPI, context: AppContext) -> None:
     @app.post("/v1/messages", openapi_extra=takes(MessagesFields), responses=gives(MessageBody, MessageEventBody))
     async def messages(http: HttpRequest) -> Response:
         """Continue a conversation, in Anthropic's shape; errors are in that shape too."""

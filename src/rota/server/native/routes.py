@@ -21,8 +21,9 @@ from rota.server.access.keys import Key
 from rota.server.calls.fields import Fields, read_body
 from rota.server.context import AppContext
 from rota.server.docs import gives, takes
+from rota.server.native.generate import install_generate_route
 from rota.server.native.writer import AbortedBody, HealthBody, ModelInfoBody
-from rota.server.queries import PAUSED, Queries
+from rota.server.queries import PAUSED
 
 # A token may wait for a long step and for other requests. After this time it will hardly come.
 PROBE_S = 20.0
@@ -35,10 +36,11 @@ class AbortFields(Fields):
     abort_all: bool | None = None
 
 
-def install_native_routes(app: FastAPI, context: AppContext, queries: Queries, probe_s: float = PROBE_S) -> None:
+def install(app: FastAPI, context: AppContext, probe_s: float = PROBE_S) -> None:
+    install_generate_route(app, context)
     _install_health_probe(app, context, probe_s)
     _install_model_info(app, context)
-    _install_flush_cache(app, context, queries)
+    _install_flush_cache(app, context)
     _install_abort(app, context)
 
 
@@ -81,14 +83,14 @@ def _install_model_info(app: FastAPI, context: AppContext) -> None:
         }
 
 
-def _install_flush_cache(app: FastAPI, context: AppContext, queries: Queries) -> None:
+def _install_flush_cache(app: FastAPI, context: AppContext) -> None:
     @app.post("/flush_cache", response_class=PlainTextResponse)
     @app.get("/flush_cache", include_in_schema=False)
     async def flush_cache(http: HttpRequest) -> PlainTextResponse:
         """Drop the KV of earlier prompts. KV that is in use stays."""
         with audited(http, context.access.key_of(http), "flush_cache") as details:
             context.access.operator_of(http)
-            flushed = await queries.flush_cache()
+            flushed = await context.queries.flush_cache()
             if flushed is None:
                 raise RequestError(Fault(FaultCode.ENGINE_DIED, "An engine does not answer; its cache is unchanged."))
             details["blocks"] = flushed.blocks

@@ -61,38 +61,6 @@ class ModelInfoBody(BaseModel):
     preferred_sampling_params: dict[str, Any] | None
 
 
-class ServerInfoBody(BaseModel):
-    """The server's version, its capacity and its present state."""
-
-    version: str
-    status: str
-    model_path: str
-    served_model_name: str
-    context_length: int | None
-    tensor_parallel_size: int | None
-    max_running_requests: int | None
-    max_total_num_tokens: int | None
-    kv_block_size: int | None
-    # As torch names it: the model's, or float8_e4m3fn.
-    kv_cache_dtype: str | None
-    max_loras_per_batch: int | None
-    # What the slots take on the device, in use or not.
-    lora_memory_bytes: int | None
-    # The places for adapters at the start: how many, of which rank, why, how many pages of eight ranks they share (0:
-    # each has a place of its own), and the sites where A lie below the model's matrices.
-    slots: dict[str, Any] | None
-    loaded_adapters: dict[str, str]
-    # The adapters that engines died of, and the keys that may load nothing for that.
-    quarantine: dict[str, Any]
-    # SGLang's name for the requests, blocks, open slots and pages of each engine, as they are now.
-    internal_states: list[dict[str, Any]]
-    # Each engine: its phase and process, its capacity, the adapters in its slots, its start and last restart, its
-    # requests.
-    replicas: list[dict[str, Any]]
-    # With config_format=json: the model, its dtype, devices and adapters in vLLM's names.
-    vllm_config: dict[str, Any] | None = None
-
-
 class AbortedBody(BaseModel):
     """How many open calls were ended."""
 

@@ -15,7 +15,7 @@ from rota.server.responses.call import ResponsesFields, read_responses
 from rota.server.responses.writer import ResponseBody, ResponseEventBody, ResponsesWriter
 
 
-def install_responses_route(app: FastAPI, context: AppContext) -> None:
+def install(app: FastAPI, context: AppContext) -> None:
     @app.post("/v1/responses", openapi_extra=takes(ResponsesFields), responses=gives(ResponseBody, ResponseEventBody))
     async def responses(http: HttpRequest) -> Response:
         """Continue a conversation of items. Nothing is stored, so every call sends the whole conversation."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
-from rota.commands.logged import MakeDevice, build_logged
 from rota.core.config import EngineConfig, ServerConfig
 from rota.core.errors import ConfigError
 from rota.core.ids import EngineId
@@ -14,13 +15,15 @@ from rota.runtime.cluster.cluster import Cluster
 from rota.runtime.cluster.joining import chosen_address, own_versions
 from rota.runtime.cluster.records import Need, Sight, need_of, shortage
 from rota.runtime.cluster.service import ClusterService, EngineMaker, ReplicaGrowth
-from rota.runtime.ranks.meeting import facts
-from rota.runtime.replicas.service import ReplicatedService
-from rota.runtime.routing.router import Router
+from rota.runtime.ranks.face import facts
+from rota.runtime.replicas.face import ReplicatedService, Router
 from rota.runtime.service import Service
 from rota.runtime.start import AdapterLook
 from rota.runtime.supervisor import SupervisedService
 from rota.runtime.timeouts import EngineTimeouts
+
+# Builds the device of an engine, in the engine's process. It travels there.
+Build = Callable[[EngineConfig, ServerConfig], Any]
 
 # Machines of a cluster that has just been started come one after the other.
 FIT_S = 10.0
@@ -29,7 +32,7 @@ FIT_S = 10.0
 def ray_service(
     config: EngineConfig,
     server: ServerConfig,
-    make_device: MakeDevice,
+    build: Build,
     fit_s: float = FIT_S,
     first: AdapterLook | None = None,
     blame: Blame | None = None,
@@ -52,7 +55,7 @@ def ray_service(
     except ConfigError:
         cluster.close()
         raise
-    new_replica = Replicas(cluster, need, config, server, make_device, first, blame)
+    new_replica = Replicas(cluster, need, config, server, build, first, blame)
     engines = [new_replica(number) for number in range(replicas)]
     router = Router(replicas, has_prefix_cache=config.scheduler.enable_prefix_caching)
     if config.model.data_parallel_size == "auto":
@@ -86,7 +89,7 @@ class Replicas:
         need: Need,
         config: EngineConfig,
         server: ServerConfig,
-        make_device: MakeDevice,
+        build: Build,
         first: AdapterLook | None = None,
         blame: Blame | None = None,
     ) -> None:
@@ -98,7 +101,7 @@ class Replicas:
         self._server = ServerConfig(
             engine_silence_s=server.engine_silence_s, log_format=server.log_format, log_level=server.log_level
         )
-        self._make_device, self._first, self._blame = make_device, first, blame
+        self._build, self._first, self._blame = build, first, blame
         self._maker = EngineMaker(
             cluster=cluster,
             need=need,
@@ -109,5 +112,5 @@ class Replicas:
 
     def __call__(self, number: int) -> Service:
         config = replace(self._config, engine_id=EngineId(number), quiet=True)  # its progress is not shown here
-        build_device = partial(build_logged, self._make_device, config, self._server)
+        build_device = partial(self._build, config, self._server)
         return SupervisedService(build_device, config, self._timeouts, self._maker, self._first, self._blame)

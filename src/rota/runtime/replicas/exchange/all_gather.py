@@ -22,7 +22,7 @@ from pathlib import Path
 
 from rota.core.errors import RotaError
 from rota.policy.prefill_delayer import RankReport
-from rota.runtime.exchange.lines import MOST, SharedLines
+from rota.runtime.replicas.exchange.lines import MOST, SharedLines
 
 # ── bells ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 # A bell wakes a rank from another process: a pipe in a folder, which outlives the processes that ring or hear it.

@@ -20,8 +20,8 @@ import zmq
 from rota.core.config import EngineConfig
 from rota.core.errors import EngineDiedError
 from rota.runtime.children import start_child
+from rota.runtime.cluster.line import GuardedLine
 from rota.runtime.process import engine_main
-from rota.runtime.remote.line import GuardedLine
 from rota.runtime.service import BuildDevice
 from rota.runtime.spool import adds_upload, pieces_before
 from rota.runtime.timeouts import KILL_S, LINGER_S, EngineTimeouts

@@ -15,7 +15,7 @@ from rota.core.ids import RequestId
 from rota.core.messages import Message, Submit
 from rota.core.request import Request
 from rota.policy.routing import Prices, RouteReason, RoutingChoice, in_turn, shortest_queue
-from rota.runtime.routing.replica_state import FIRST_FETCH_S, FIRST_LOAD_S, SHARE, Columns, Mean, Pace, ReplicaBooks
+from rota.runtime.replicas.replica_state import FIRST_FETCH_S, FIRST_LOAD_S, SHARE, Columns, Mean, Pace, ReplicaBooks
 
 # ── prefix index ────────────────────────────────────────────────────────────────────────────────────────────────────
 # The prefix index remembers which replica has seen the beginning of which prompt, in bounded memory and time.

@@ -12,8 +12,8 @@ from pathlib import Path
 from rota.core.config import EngineConfig
 from rota.core.errors import ConfigError
 from rota.policy.prefill_delayer import REPORT_LASTS_MS, Alone, Exchange, RankReport
-from rota.runtime.exchange.all_gather import MOST_RANKS, AllGather
-from rota.runtime.exchange.lines import MOST, SharedLines
+from rota.runtime.replicas.exchange.all_gather import MOST_RANKS, AllGather
+from rota.runtime.replicas.exchange.lines import MOST, SharedLines
 
 # ── board ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 # A board in shared memory has a line for each replica: a replica writes its own in every pass, and reads the others'.

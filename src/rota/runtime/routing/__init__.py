@@ -1,1 +1,0 @@
-"""Routing chooses a replica for each request, by what messages and events tell."""

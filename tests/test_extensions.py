@@ -1,0 +1,114 @@
+"""The kernel stands alone: it imports no extension, and serves without any one of them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from rota.extensions import FACES
+from tests.processes import run_program
+from tests.tiny_tokenizer import write_byte_tokenizer
+from tests.weight import imported_modules, parsed
+
+# Where each extension lies: the folder of its face, or one file.
+FOLDERS = {name: face.replace("rota.", "", 1).replace(".", "/") for name, face in FACES.items()} | {
+    name: FACES[name].rpartition(".")[0].removeprefix("rota.").replace(".", "/")
+    for name in FACES
+    if name not in ("ollama", "sim", "workload")
+}
+# The commands put a server together, and name what belongs to it.
+COMMANDS = ("cli.py", "__main__.py", "commands/")
+
+
+def extension_of(path: str) -> str | None:
+    own = f"{path.removesuffix('.py')}/"
+    return next((name for name, folder in FOLDERS.items() if own.startswith(f"{folder}/")), None)
+
+
+def edges() -> Iterator[tuple[str, str]]:
+    for path, (_, tree) in parsed().items():
+        for name in imported_modules(tree):
+            one = name.removeprefix("rota.").replace(".", "/")
+            yield from ((path, found) for found in (f"{one}.py", f"{one}/__init__.py") if found in parsed())
+
+
+def trespasses(found: Iterator[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Imports of an extension from outside, but for those of its face by another extension."""
+    faces = {face.removeprefix("rota.").replace(".", "/") + ".py" for face in FACES.values()}
+    return [
+        (path, imported)
+        for path, imported in found
+        if (inside := extension_of(imported)) and extension_of(path) != inside
+        if not (extension_of(path) and (imported in faces or inside == "workload"))
+        if not path.startswith(COMMANDS) or extension_of(path)
+    ]
+
+
+def test_the_kernel_imports_no_extension_and_no_extension_another_ones_inside():
+    assert trespasses(edges()) == []
+
+
+@pytest.mark.parametrize(
+    "edge",
+    [
+        ("runtime/process.py", "runtime/ranks/lead.py"),
+        ("server/app.py", "server/ollama.py"),
+        ("sim/run.py", "runtime/replicas/router.py"),
+        ("commands/chat/talk.py", "bench/client.py"),
+    ],
+)
+def test_a_trespass_is_found(edge):
+    assert trespasses(iter([edge])) == [edge]
+
+
+# Starts a server whose engine is fake, in a Python that cannot import one folder after the other. Each is tried in a
+# copy of the process, because imports cannot be undone.
+PROGRAM = """
+import json, os, sys, threading, urllib.request
+from functools import partial
+from pathlib import Path
+from importlib.abc import MetaPathFinder
+
+model, folders = sys.argv[1], sys.argv[2:]
+hidden = ""
+
+class Without(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if hidden and (name + ".").startswith(hidden + "."):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Without())
+import rota.commands.serve
+from rota.core.config import EngineConfig, ModelConfig, ServerConfig
+from tests.runtime.ranks.rank_devices import spelling_rank
+import fastapi, tokenizers, uvicorn  # once for all copies
+
+def ask(url):
+    body = json.dumps({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}).encode()
+    request = urllib.request.Request(f"{url}/v1/chat/completions", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request) as answer:
+        told = json.load(answer)["usage"]["completion_tokens"]
+    print(hidden or "nothing", told, flush=True)
+    os.kill(os.getpid(), 15)
+
+for folder in ["", *folders]:
+    child = os.fork()
+    if not child:
+        hidden = folder
+        config = EngineConfig(model=ModelConfig(model_path=model), quiet=True)
+        on_ready = lambda url: threading.Thread(target=ask, args=(url,)).start()
+        rota.commands.serve.serve_model(config, ServerConfig(port=0), on_ready, partial(spelling_rank, Path(model)))
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+def test_without_any_one_extension_the_server_answers_a_chat(tmp_path):
+    (write_byte_tokenizer(tmp_path) / "config.json").write_text("{}")
+    hidden = [f"rota.{folder.replace('/', '.')}" for folder in FOLDERS.values()]
+
+    told = run_program([sys.executable, "-c", PROGRAM, str(tmp_path), *hidden]).stdout
+    answers = [line for line in told.splitlines() if line.endswith(" 3")]
+    assert answers == [f"{name} 3" for name in ("nothing", *hidden)]
