@@ -13,7 +13,7 @@ from rota.core.request import SamplingParams
 from rota.server.access.keys import Key, KeyRing, digest_of
 from rota.server.answers.answer import TOKENS_AT_A_TIME, Answer, ParsedCall, joined, requests_for
 from rota.server.context import AppContext
-from rota.server.streams import Call
+from rota.server.open_answers import Call
 from tests.fakes import FakeDevice, alphabet
 from tests.server.endless import ENDLESS, endless_device
 from tests.server.letters import Gate, error_of, serving

@@ -122,7 +122,7 @@ def test_a_follower_whose_leader_is_gone_ends_unless_it_was_told_to(is_over):
     assert leader.poll(int(TIMEOUT_S * 1000))
     if is_over:
         told.set()
-    leader.dismiss()
+    leader.close()
 
     # Time is what is tested: a follower that was told to stop is left alone for as long as another needs to end.
     assert until(lambda: codes == [LEADERLESS], 1.5 if is_over else TIMEOUT_S) == (not is_over)
