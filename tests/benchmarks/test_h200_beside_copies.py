@@ -53,7 +53,7 @@ def test_single_copies_bring_the_stretches_that_a_call_of_the_driver_has(script,
 
 def test_pieces_are_all_stretches_once(script, adapter, monkeypatch):
     asked = []
-    monkeypatch.setattr(script.batched_copy, "copy_stretches", lambda to, out_of: asked.append((to, out_of)))
+    monkeypatch.setattr(script.copies, "copy_stretches", lambda to, out_of: asked.append((to, out_of)))
     adapter.pieces(4, waits=False)
     assert [len(to) for to, _ in asked] == [3, 3, 3, 1]
     assert [one for to, _ in asked for one in to.tolist()] == adapter.targets.tolist()
@@ -68,7 +68,7 @@ def test_the_driver_is_given_the_flags_of_a_way_and_none_afterwards(script, adap
         flags.append((attributes.source_order, attributes.flags))
         return 0
 
-    batched_copy = script.batched_copy
+    batched_copy = script.copies
     usual = batched_copy._Attributes
     monkeypatch.setattr(batched_copy, "_driver_call", lambda: call)
     monkeypatch.setattr("torch.cuda.current_stream", lambda: SimpleNamespace(cuda_stream=0))

@@ -115,9 +115,9 @@ def rounds_of(lives_of_ranks: list) -> dict[int, list[Heard]]:
 
 
 # With a short time-out living ranks are left out all the time, wherever they are.
-@pytest.mark.parametrize(("patience_s", "look_s"), [(1.0, 0.005), (0.02, 0.001)])
+@pytest.mark.parametrize(("timeout_s", "look_s"), [(1.0, 0.005), (0.02, 0.001)])
 def test_ranks_never_disagree_on_who_is_in_a_round_nor_on_its_verdict(monkeypatch, timeout_s, look_s):
-    monkeypatch.setattr(all_gather, "PATIENCE_S", timeout_s)
+    monkeypatch.setattr(all_gather, "TIMEOUT_S", timeout_s)
     monkeypatch.setattr(all_gather, "LOOK_S", look_s)
     shared = 0
 
@@ -149,7 +149,7 @@ class AtLast(Doomed):
 
 
 def test_a_line_that_comes_at_the_last_moment_is_in_the_round_for_all(tmp_path, monkeypatch):
-    monkeypatch.setattr(all_gather, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(all_gather, "TIMEOUT_S", 0.5)
     AllGather.create(tmp_path, 2)
     first, second = AtLast(tmp_path, 0, _die), Doomed(tmp_path, 1, _die)
     with ThreadPoolExecutor(1) as pool:
@@ -205,7 +205,7 @@ def test_the_invitation_of_a_dead_rank_is_void_once_another_has_begun_anew(tmp_p
 
 def test_a_death_is_noticed_though_others_ring_all_the_time(tmp_path, monkeypatch):
     # A living rank would be waited for much longer than this test lasts.
-    monkeypatch.setattr(all_gather, "PATIENCE_S", 2 * TIMEOUT_S)
+    monkeypatch.setattr(all_gather, "TIMEOUT_S", 2 * TIMEOUT_S)
     AllGather.create(tmp_path, 3)
     first, second = Doomed(tmp_path, 0, _die), Doomed(tmp_path, 1, _die)
     with ThreadPoolExecutor(2) as pool:

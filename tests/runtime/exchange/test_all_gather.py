@@ -125,10 +125,10 @@ def test_a_rank_that_is_restarted_before_its_death_was_noticed_is_in_again_as_an
 
 def test_a_living_rank_that_does_not_come_is_left_out_and_finds_its_way_back(crew):
     others = [0, 1, 3]
-    crew.order(others, "wait_at_most", {"patience_s": LEFT_OUT_AFTER_S})
+    crew.order(others, "wait_at_most", {"timeout_s": LEFT_OUT_AFTER_S})
     began_at = time.monotonic()
     answer = share(crew, others)
-    crew.order(others, "wait_at_most", {"patience_s": LIVING_S})
+    crew.order(others, "wait_at_most", {"timeout_s": LIVING_S})
     assert [one["rank"] for one in answer["reports"]] == others
     assert time.monotonic() - began_at >= LEFT_OUT_AFTER_S
 

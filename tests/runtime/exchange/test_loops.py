@@ -44,7 +44,7 @@ def device(rows: int = 6) -> FakeDevice:
 
 def test_an_idle_loop_takes_part_in_every_pass_of_another_and_then_both_sleep(monkeypatch):
     # A loop that waits for another in vain waits longer than this test does.
-    monkeypatch.setattr(all_gather, "PATIENCE_S", 2 * TIMEOUT_S)
+    monkeypatch.setattr(all_gather, "TIMEOUT_S", 2 * TIMEOUT_S)
     with loops_of(config_of("all-gather"), [device(), device()]) as (idle, busy):
         assert until(lambda: len(idle.reports) == len(busy.reports) == 2)
         before = idle.passes, busy.passes
