@@ -63,7 +63,7 @@ class GPUServer(Server):
         self._max_open = 100
 
 
-@pytest.mark.parametrize("annexes", ["apart", "below the matrices"])
+@pytest.mark.parametrize("fused_lora_a", ["apart", "below the matrices"])
 @pytest.mark.parametrize("family", ["llama3", "qwen2", "qwen3", "smollm2", "olmo2", "granite", *WINDOWED])
 def test_every_token_is_the_references_wherever_that_is_sure(family, fused_lora_a, tmp_path, monkeypatch):
     # Any bank is large beside a tiny model's matrices.

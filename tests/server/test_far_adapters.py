@@ -153,7 +153,7 @@ def test_what_a_first_adapter_of_a_bucket_needs_is_seen(disk):
     entries = [LoraPath(name=path, path=path) for path in ("acme/pirate", "acme/odd", "acme/none")]
     plain, trimmed, missing = needs_of(entries, Brought(lora.adapter_root, sources_for(lora)))
     assert (plain.rank, plain.extras) == (4, Extra.NONE)
-    assert trimmed.extras == Extra.TRIMS
+    assert trimmed.extras == Extra.GAIN_BIAS
     assert (missing.rank, missing.extras) == (UNKNOWN_RANK, Extra.NONE)
 
 

@@ -38,7 +38,7 @@ from rota.server.calls.reading_room import ReadingRoom
 from rota.server.context import AppContext
 from rota.server.docs import ERROR_RESPONSES, install_docs_page, install_openapi
 from rota.server.door.body_limit import BodyLimit
-from rota.server.errors import OnError, install_error_handlers, unheard
+from rota.server.errors import OnError, OwnBody, install_error_handlers, unheard
 from rota.server.info import install_model_routes, install_probes, install_server_info
 from rota.server.metrics import Counts, Scrapes, install_metrics_route, metrics_app
 from rota.server.open_answers import OpenAnswer, OpenAnswers
@@ -110,10 +110,10 @@ def create_app(
     metrics = _metrics(service, registry, config, policy, _each(log_end, traffic.ended, *on_finish), traffic)
     access.admission.watch(metrics.limit_met)
     adapters = AdapterManager(service, registry, unload_timeout_s, elsewhere.locate, config.reload_changed)
-    # Observers get requests and events; listeners get events only.
     answers, spool = OpenAnswers(partial(_note, metrics, traffic.shadows)), Spool()
     history, queries, counts, pausing = History(registry), Queries(service), Counts(service), Pausing(service, answers)
     heard = history, adapters, traffic, queries, counts, pausing, quarantine_log(access.blame, metrics)
+    # Observers get requests and events; listeners get events only.
     streams = Streams(service, Observers([metrics, *watchers], [*(one.observe for one in heard), log_engines]))
     context = AppContext(
         service,
@@ -134,18 +134,24 @@ def create_app(
         traffic=traffic,
         resolver=elsewhere.resolver(registry, adapters.load, access.adapter_roots),
     )
-
     app = _application(context, config, service_tasks, spool.close)
     app.state.connections, app.state.traffic = metrics.connections, traffic  # for the listener, and the dashboard
-    dialects = [face for name in DIALECTS if (face := found(name))]
-    errors = {path: write for face in dialects for path, write in getattr(face, "ERRORS", {}).items()}
-    install_error_handlers(app, access.shown, errors, on_error)
+    install_error_handlers(app, access.shown, _errors_of_dialects(), on_error)
     scrapes = Scrapes(metrics, service, counts, for_picker=config.picker_metrics)
     app.state.metrics_app = metrics_app(scrapes, context, config)  # for a second port
     install_traffic_routes(app, traffic, adapters, registry, access)  # first: a name may have slashes
-    _install_routes(app, context, adapters, history, spool, metrics, dialects)
+    _install_routes(app, context, adapters, history, spool, metrics)
     install_metrics_route(app, scrapes, access)
     return app
+
+
+def _dialects() -> list[ModuleType]:
+    return [face for name in DIALECTS if (face := found(name))]
+
+
+def _errors_of_dialects() -> dict[str, OwnBody]:
+    """Who writes the errors of the paths that begin so."""
+    return {path: write for face in _dialects() for path, write in getattr(face, "ERRORS", {}).items()}
 
 
 def _traffic(
@@ -238,7 +244,6 @@ def _install_routes(
     history: History,
     spool: Spool,
     metrics: Metrics,
-    dialects: Sequence[ModuleType],
 ) -> None:
     service, registry, access, queries = context.service, context.registry, context.access, context.queries
     updates, listing = Updates(adapters, registry, access, spool), Listing(registry, adapters, history, spool)
@@ -252,7 +257,7 @@ def _install_routes(
     install_server_info(app, context, queries, metrics)
     install_pause_routes(app, context, queries)
     RequestsRoute(service, registry, access, context.answers, metrics, queries).install(app)
-    for dialect in dialects:
+    for dialect in _dialects():
         dialect.install(app, context)
     install_openapi(app)
     install_docs_page(app)
