@@ -44,7 +44,7 @@ class Stage:
         port = self.leader.bind_to_random_port("tcp://127.0.0.1")
         self.plans = open_line(self.context, zmq.PAIR)
         self.plans.connect(f"tcp://127.0.0.1:{port}")
-        self.device, self.beats = Noted(), list[float]()
+        self.device, self.beats, self.lost = Noted(), list[float](), threading.Event()
         self.error: Exception | None = None
         self._depth = depth
         self._thread = threading.Thread(target=self._follow, daemon=True)
@@ -52,7 +52,7 @@ class Stage:
 
     def _follow(self) -> None:
         try:
-            replay(self.device, self.plans, Heartbeat(self.beats.append), self._depth)
+            replay(self.device, self.plans, Heartbeat(self.beats.append), self._depth, self.lost.is_set)
         except (EngineDiedError, zmq.ZMQError) as error:
             self.error = error
 
@@ -109,14 +109,34 @@ def test_a_follower_that_missed_a_plan_is_lost(stage, numbers, sentence):
     assert f"s{numbers[-1]}" not in stage.device.deeds
 
 
+def test_a_follower_whose_leader_is_lost_carries_out_what_came_before_and_ends(stage):
+    stage.send(1, 2)
+    stage.lost.set()
+    stage.begin()
+
+    assert until(lambda: stage.error is not None)
+    assert str(stage.error) == "Rank 0 is gone."
+    assert "s2" in stage.device.deeds
+
+
+def test_a_slow_follower_still_hears_the_last_word_of_a_leader_that_is_gone(stage):
+    stage.send(1)
+    stage.lost.set()
+    stage.leader.send(CODEC.encode([Stop()]))
+    stage.begin()
+
+    assert until(lambda: not stage._thread.is_alive())
+    assert stage.error is None
+
+
 @pytest.mark.parametrize("is_over", [False, True])
 def test_a_follower_whose_leader_is_gone_ends_unless_it_was_told_to(is_over):
     context: zmq.Context[Any] = zmq.Context()
     leader = open_line(context, zmq.ROUTER)
     port = leader.bind_to_random_port("tcp://127.0.0.1")
     plans = open_line(context, zmq.DEALER)
-    told, codes = threading.Event(), list[int]()
-    watch_leader(plans, told, codes.append)
+    lost, told, codes = threading.Event(), threading.Event(), list[int]()
+    watch_leader(plans, lost, told, codes.append, last_word_s=0.5)
     plans.connect(f"tcp://127.0.0.1:{port}")
     plans.send(b"hello")
     assert leader.poll(int(TIMEOUT_S * 1000))
@@ -126,4 +146,5 @@ def test_a_follower_whose_leader_is_gone_ends_unless_it_was_told_to(is_over):
 
     # Time is what is tested: a follower that was told to stop is left alone for as long as another needs to end.
     assert until(lambda: codes == [LEADERLESS], 1.5 if is_over else TIMEOUT_S) == (not is_over)
+    assert lost.is_set()
     context.destroy(linger=0)

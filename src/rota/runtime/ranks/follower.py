@@ -45,7 +45,9 @@ from rota.runtime.world import Device
 
 # How a follower's process ends: as told, because of an error, because of what was asked, because its leader is gone.
 STOPPED, FAILED, REFUSED, LEADERLESS = 0, 1, 2, 75  # EX_TEMPFAIL in <sysexits.h>
-_LAST_WORD_S = 0.5
+# How long a follower may take to come to the leader's last word: its machine may be busy, and its device may wait for a
+# leader that is gone.
+_LAST_WORD_S = 5.0
 
 
 def main() -> None:
@@ -62,11 +64,11 @@ def follow(job: FollowerJob, end: Callable[[int], None] = os._exit) -> int:
     """Meet, build and replay; returns how the process shall end. `end` is called once the leader is gone."""
     context: zmq.Context[Socket] = zmq.Context()
     plans = open_line(context, zmq.DEALER)
-    is_over = threading.Event()
-    watch_leader(plans, is_over, end)
+    is_lost, is_over = threading.Event(), threading.Event()
+    watch_leader(plans, is_lost, is_over, end)
     plans.connect(job.address)
     try:
-        code = _serve(job, arrive(plans, job), context, plans)
+        code = _serve(job, arrive(plans, job), context, plans, is_lost)
     except (ConfigError, EngineDiedError) as error:
         print(f"Rank {job.config.rank}: {error}", file=sys.stderr)
         code = REFUSED
@@ -91,8 +93,14 @@ def arrive(plans: Socket, job: FollowerJob) -> Welcome:
     return answer
 
 
-def watch_leader(plans: Socket, is_over: threading.Event, end: Callable[[int], None]) -> None:
-    """End this process once the connection to the leader is lost, also while the device waits for the leader."""
+def watch_leader(
+    plans: Socket,
+    is_lost: threading.Event,
+    is_over: threading.Event,
+    end: Callable[[int], None],
+    last_word_s: float = _LAST_WORD_S,
+) -> None:
+    """Say when the connection to the leader is lost, and end this process if its device then waits for the leader."""
     monitor = plans.get_monitor_socket(zmq.EVENT_DISCONNECTED)
 
     def watch() -> None:
@@ -101,14 +109,17 @@ def watch_leader(plans: Socket, is_over: threading.Event, end: Callable[[int], N
                 recv_monitor_message(monitor)
             except zmq.ContextTerminated:
                 return
+        is_lost.set()
         # The leader's last word came before: it may still be read.
-        if not is_over.wait(_LAST_WORD_S):
+        if not is_over.wait(last_word_s):
             end(LEADERLESS)
 
     threading.Thread(target=watch, name="rota-leader-watch", daemon=True).start()
 
 
-def _serve(job: FollowerJob, welcome: Welcome, context: zmq.Context[Socket], plans: Socket) -> int:
+def _serve(
+    job: FollowerJob, welcome: Welcome, context: zmq.Context[Socket], plans: Socket, is_lost: threading.Event
+) -> int:
     reports = open_line(context, zmq.DEALER, LINGER_S)
     reports.routing_id = welcome.name
     reports.connect(welcome.reports)
@@ -126,7 +137,7 @@ def _serve(job: FollowerJob, welcome: Welcome, context: zmq.Context[Socket], pla
         freeze_heap()
         outbox.send([Ready(device.capacity)])
         heartbeat = Heartbeat(outbox.tell_alive, StepTimes.of(device.capacity))
-        replay(device, plans, heartbeat, job.config.scheduler.overlap_depth)
+        replay(device, plans, heartbeat, job.config.scheduler.overlap_depth, is_lost.is_set)
         return STOPPED
     except Exception as error:  # the border of a process: the leader must hear why
         outbox.send([Failed(explain(error))])
@@ -135,8 +146,14 @@ def _serve(job: FollowerJob, welcome: Welcome, context: zmq.Context[Socket], pla
         reports.close()
 
 
-def replay(device: Device[Any], plans: Socket, heartbeat: Heartbeat, depth: int = 2) -> None:
-    """Carry out every plan in the order of the leader, until `Stop`.
+def replay(
+    device: Device[Any],
+    plans: Socket,
+    heartbeat: Heartbeat,
+    depth: int = 2,
+    is_lost: Callable[[], bool] = lambda: False,
+) -> None:
+    """Carry out every plan in the order of the leader, until `Stop`; raises EngineDiedError if the leader is lost.
 
     A step is collected as late as at the leader: when `depth` steps are in flight behind it.
     """
@@ -148,7 +165,10 @@ def replay(device: Device[Any], plans: Socket, heartbeat: Heartbeat, depth: int 
 
     while True:
         heartbeat.beat()
-        if not plans.poll(math.ceil(BEAT_S * 1000.0)):
+        was_lost = is_lost()  # what the leader sent before that is there by now
+        if not plans.poll(0 if was_lost else math.ceil(BEAT_S * 1000.0)):
+            if was_lost:
+                raise EngineDiedError("Rank 0 is gone.")
             while in_flight:  # the leader is idle, so it has collected all
                 collect()
             continue
