@@ -67,9 +67,9 @@ class RankProcess:
         assert isinstance(self._exchange, Doomed)
         self._exchange.dies_at = point
 
-    def hammer(self, writes: int) -> None:
+    def hammer(self, first: int, last: int) -> None:
         """Write lines whose numbers are all the same."""
-        for number in range(1, writes + 1):
+        for number in range(first, last + 1):
             self._exchange.share(RankReport(True, False, number, number, number, False, number))
 
 
