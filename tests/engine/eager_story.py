@@ -16,11 +16,11 @@ from rota.core.messages import AdapterFailed, AdapterFetched, AdapterReady, Mess
 from rota.core.plan import Chunk, Load, Seat, StepPlan
 from rota.core.request import SamplingParams
 from rota.engine.build import build_engine
+from rota.engine.drawing import Ticket
 from rota.engine.engine import Engine
 from rota.engine.lora.bank import Bank
 from rota.engine.lora.host import HostAdapter
 from rota.engine.lora.loader import PendingCopy
-from rota.engine.ticket import Ticket
 from tests.waiting import TIMEOUT_S
 
 ROWS, PAGES, BLOCK_SIZE = 5, 8, 8

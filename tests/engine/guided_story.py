@@ -15,8 +15,8 @@ from rota.core.plan import Chunk, Seat, StepPlan, TokenLogprobs
 from rota.core.policy_config import PolicyConfig
 from rota.core.request import Request, SamplingParams
 from rota.engine.build import build_engine
+from rota.engine.drawing import Ticket
 from rota.engine.engine import Engine
-from rota.engine.ticket import Ticket
 from rota.runtime.doorbell import Doorbell
 from rota.runtime.live import LiveWorld
 from rota.runtime.loop import run

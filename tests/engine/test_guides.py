@@ -13,7 +13,7 @@ from rota.core.errors import FaultCode
 from rota.core.events import FinishReason, Preempted, SlotChanged, SlotReason
 from rota.core.grammar import Grammar
 from rota.core.plan import StepPlan
-from rota.engine.ticket import Ticket
+from rota.engine.drawing import Ticket
 from tests.builders import request
 from tests.engine.fake_grammars import FakeGrammars, obeys
 from tests.engine.guided_story import ADAPTERS, MODULUS, GuidedServer, Watch, asked, logprobs

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from rota.core.ids import BASE, BlockId, RequestId, Row
 from rota.core.plan import Chunk, Grant, Seat, StepPlan
 from rota.core.request import SamplingParams
 from rota.engine.step.device_step import DeviceStep
-from rota.engine.step.frames import StepFrame, StepInputs, frame_of
-from rota.engine.step.inputs import PackedStep, Rows
+from rota.engine.step.frames import StepFrame, frame_of
+from rota.engine.step.inputs import HostInputs, Rows
 
 BLOCK_SIZE, SCRATCH, ROWS = 8, 99, 6
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -46,18 +47,18 @@ def plan(*seats: Seat, chunks: tuple[Chunk, ...] = (), decodes: tuple[int, ...] 
     return StepPlan(step_id=1, seats=seats, grants=granted, chunks=chunks, decodes=tuple(Row(row) for row in decodes))
 
 
-def accept(state: Rows, step: StepPlan, frame: StepFrame | None = None) -> PackedStep:
+def accept(state: Rows, step: StepPlan, frame: StepFrame | None = None) -> HostInputs:
     return state.accept(step, frame or frame_of(step))
 
 
-def unpacked(packed: PackedStep, step: StepPlan) -> StepInputs:
-    return packed.frame.unpack(torch.from_numpy(packed.line).to(DEVICE), step.chunks)
+def unpacked(host: HostInputs) -> dict[str, Tensor]:
+    return host.frame.unpack(torch.from_numpy(host.numbers).to(DEVICE))
 
 
 def step_of(state: Rows, step: StepPlan, frame: StepFrame | None = None) -> DeviceStep:
     """What the forward pass of a plan gets."""
-    packed = accept(state, step, frame)
-    return state.device_step(unpacked(packed, step))
+    host = accept(state, step, frame)
+    return state.device_step(unpacked(host), host.chunks)
 
 
 def test_a_chunk_reads_its_tokens_from_its_seat_and_writes_where_its_blocks_say():
@@ -122,21 +123,20 @@ def test_decodes_come_first_then_the_chunks_that_sample():
     newcomers = (seat(1, 6, 7), seat(2, 3, 8), seat(3, 2, 9))
     chunks = (chunk(1, 0, 5), chunk(2, 0, 3, samples=True), chunk(3, 1, 1, samples=True))
     both = plan(*newcomers, chunks=chunks, decodes=(5, 0))
-    packed = accept(state, both)
-    inputs = unpacked(packed, both)
-    step = state.device_step(inputs)
+    host = accept(state, both)
+    sections = unpacked(host)
+    step = state.device_step(sections, host.chunks)
     assert both.sampled_rows == (5, 0, 2, 3)
-    assert inputs.rows.tolist() == [5, 0]
-    assert inputs.sampled_rows.tolist() == [2, 3]
-    assert inputs.lengths.tolist() == [9, 5]
-    assert inputs.sampled_lengths.tolist() == [3, 2]
-    assert packed.token_rows.tolist() == [5, 0, 1, 1, 1, 1, 1, 2, 2, 2, 3]
+    assert sections["rows"].tolist() == [5, 0]
+    assert sections["sampled_rows"].tolist() == [2, 3]
+    assert sections["lengths"].tolist() == [9, 5]
+    assert sections["sampled_lengths"].tolist() == [3, 2]
+    assert host.token_rows.tolist() == [5, 0, 1, 1, 1, 1, 1, 2, 2, 2, 3]
     assert step.decode_rows.tolist() == [5, 0]
     assert step.decode_lengths.tolist() == [9, 5]
     assert step.token_ids.tolist() == [55, 10, 100, 101, 102, 103, 104, 100, 101, 102, 101]
     assert step.positions.tolist() == [8, 4, 0, 1, 2, 3, 4, 0, 1, 2, 1]
-    assert inputs.chunks is not None
-    assert inputs.chunks.last.tolist() == [9, 10]
+    assert sections["last"].tolist() == [9, 10]
 
 
 def test_a_graph_s_inputs_are_padded_with_what_touches_only_the_scratch_block():
@@ -144,11 +144,11 @@ def test_a_graph_s_inputs_are_padded_with_what_touches_only_the_scratch_block():
     accept(
         state, plan(seat(2, 8, 1), seat(4, 3, 5), chunks=(chunk(2, 0, 8, samples=True), chunk(4, 0, 3, samples=True)))
     )
-    packed = accept(state, plan(decodes=(4, 2), row_2=7), DECODES)
-    inputs = unpacked(packed, StepPlan(step_id=1))
-    assert inputs.rows.tolist() == packed.token_rows.tolist() == [4, 2, ROWS, ROWS]
-    assert inputs.lengths.tolist() == [4, 9, 1, 1]
-    step = state.device_step(inputs)
+    host = accept(state, plan(decodes=(4, 2), row_2=7), DECODES)
+    sections = unpacked(host)
+    assert sections["rows"].tolist() == host.token_rows.tolist() == [4, 2, ROWS, ROWS]
+    assert sections["lengths"].tolist() == [4, 9, 1, 1]
+    step = state.device_step(sections)
     assert step.addresses.tolist() == [5 * 8 + 3, 7 * 8, SCRATCH * 8, SCRATCH * 8]
     assert step.tables[2, :3].tolist() == [1, 7, SCRATCH]
     assert step.tables[ROWS].unique().tolist() == [SCRATCH]
@@ -164,9 +164,9 @@ def test_steps_with_and_without_a_graph_may_follow_each_other():
 
 def test_a_plan_may_only_seat():
     state = rows()
-    packed = accept(state, plan(seat(0, 8, 3)))
-    assert packed.frame == StepFrame(0)
-    assert len(packed.line) == 0
+    host = accept(state, plan(seat(0, 8, 3)))
+    assert host.frame == StepFrame(0)
+    assert len(host.numbers) == 0
     assert state.tables[0, :2].tolist() == [3, SCRATCH]
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from rota.core.plan import NO_CHOICE, NO_TOKEN, Seat, StepPlan, StepResult
 from rota.engine.model.protocol import Model
 from rota.engine.parallel.group import RankGroup
-from rota.engine.sampling.guides import Guidance, Guides
+from rota.engine.sampling.guides import Guidance, Guided, Guides
 from rota.engine.sampling.masks import Masks
 from rota.engine.sampling.sampler import Sampler
 from rota.engine.sampling.scores import pool, score, tokens_at_once
@@ -27,11 +27,41 @@ from rota.engine.sampling.vocabulary import RankVocabulary
 from rota.engine.step.device_step import LoraBatch
 from rota.engine.step.frames import StepFrame
 from rota.engine.step.inputs import Rows
-from rota.engine.step.results import Computed, Sampled, copy_to_host
-from rota.engine.ticket import Ticket
+from rota.engine.step.results import Computed, Sampled
 
 NO_TOKENS = Sampled(torch.empty(0, dtype=torch.int64))
 NO_GUIDANCE = Guidance(None, ())
+Faults = tuple[tuple[int, str], ...]  # by position
+
+
+class Ticket:
+    """Stands for a step under way; its results are on their way to the host once it is drawn."""
+
+    def __init__(self, guided: Guided = ()) -> None:
+        self.guided = guided
+        self.began_at = self.host_s = 0.0  # when its submission began, and what the host took for that
+        self._sampled: Sampled | None = None  # on the host
+        self._is_there: torch.Event | None = None  # None: from the start
+        self._faults: Faults = ()
+
+    def complete(self, sampled: Sampled, device: torch.device, faults: Faults = ()) -> None:
+        """The step is drawn; rows with a fault get no token."""
+        self._sampled, self._faults = sampled.on_host(), faults
+        if device.type == "cuda":
+            self._is_there = torch.Event(device)
+            self._is_there.record()
+
+    def wait(self) -> StepResult:
+        """Blocks until the step is done, and for no step after it."""
+        assert self._sampled is not None, "steps are collected in their order, so this one is drawn"
+        if self._is_there is not None:
+            self._is_there.synchronize()
+        result = self._sampled.as_result()
+        if not self._faults:
+            return result
+        failed = dict(self._faults)
+        tokens = tuple(NO_TOKEN if at in failed else token for at, token in enumerate(result.tokens))
+        return replace(result, tokens=tokens, faults=self._faults)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +111,7 @@ class Drawing:
         assert self._undrawn is None, "the step before the last is collected before the next begins"
         if step is None:
             ticket = Ticket()
-            ticket.complete(copy_to_host(NO_TOKENS, self._device))
+            ticket.complete(NO_TOKENS, self._device)
             return ticket
         # Rank 0 alone draws, so it alone has guides; the others wait for its tokens inside the draw.
         guided = self.guides.of(step.plan.sampled_rows)
@@ -111,7 +141,7 @@ class Drawing:
         if step.lost:
             lost = torch.tensor(step.lost).to(self._device)
             sampled = replace(sampled, tokens=sampled.tokens.index_fill(0, lost, NO_TOKEN))
-        ticket.complete(copy_to_host(sampled, self._device), guidance.faults)
+        ticket.complete(sampled, self._device, guidance.faults)
 
     def _sample(self, step: DrawnStep, masks: Masks | None) -> Sampled:
         """The tokens of the plan's rows: as computed if all are greedy, else as each row's request asks."""

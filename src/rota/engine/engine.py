@@ -22,7 +22,7 @@ from rota.core.stages import Stage
 from rota.engine.autotune import StageRecorder
 from rota.engine.computation import Computation
 from rota.engine.cpu.threads import Threads
-from rota.engine.drawing import Drawing, DrawnStep
+from rota.engine.drawing import Drawing, DrawnStep, Ticket
 from rota.engine.kv_cache import KVCache
 from rota.engine.lora.adapters import Adapters
 from rota.engine.model.protocol import Model
@@ -36,7 +36,6 @@ from rota.engine.step.device_step import LoraBatch
 from rota.engine.step.frames import MOST_CHUNKS, PromptRoom, StepFrame, decode_frames, mixed_frames
 from rota.engine.step.graphs import Kind
 from rota.engine.step.inputs import Rows
-from rota.engine.ticket import Ticket
 
 
 class Engine:

@@ -18,8 +18,8 @@ import torch
 from rota.core.config import EngineConfig
 from rota.core.plan import StepPlan
 from rota.engine.build import build_engine
+from rota.engine.drawing import Ticket
 from rota.engine.engine import Engine
-from rota.engine.ticket import Ticket
 from tests.engine.fake_grammars import FakeGrammars
 
 

@@ -54,17 +54,6 @@ class PrefillPart:
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkInputs:
-    """The chunks' share of a step, decodes not counted."""
-
-    token_ids: Tensor  # [tokens] int32
-    positions: Tensor  # [tokens] int32
-    token_rows: Tensor  # [tokens] int32, each token's row
-    last: Tensor  # [sampled] int32, among all tokens of the step those of chunks whose logits are wanted
-    part: PrefillPart
-
-
-@dataclass(frozen=True, slots=True)
 class DeviceStep:
     """Everything a forward pass needs besides weights and cache."""
 

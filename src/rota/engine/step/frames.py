@@ -5,6 +5,10 @@
     mixed          rows  lengths | token_ids  positions  token_rows | last  sampled_rows  sampled_lengths | chunk_rows …
                    decodes, each |       prompt tokens, each        |         sampled, each               | chunks, each
 
+`lengths` are tokens attended to, the new one included. `places` are where the page tables change, `blocks` to what.
+`last` are, among all tokens of the step, those of chunks whose logits are wanted; `sampled_rows` are the rows of these
+chunks, and `sampled_lengths` how many tokens each row knows.
+
 What a step does not fill is padding: the padding row's, which reads and writes only the scratch block. A step that fits
 into no frame worth a graph has one of its own, without padding.
 """
@@ -12,15 +16,14 @@ into no frame worth a graph has one of its own, without padding.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rota.core.plan import Chunk, StepPlan
-from rota.engine.step.device_step import ChunkInputs, PrefillPart
+from rota.core.plan import StepPlan
 
 # ── sections ────────────────────────────────────────────────────────────────────────────────────────────────────────
 # Sections are named runs of numbers in one array: said once, packed on the host, unpacked on the device.
@@ -76,19 +79,6 @@ class PromptRoom:
 
 
 @dataclass(frozen=True, slots=True)
-class StepInputs:
-    """A step's sections on the device."""
-
-    rows: Tensor  # [decodes]
-    lengths: Tensor  # [decodes] tokens attended to, the new one included
-    places: Tensor  # [page changes] where the page tables change
-    blocks: Tensor  # [page changes] and to what
-    chunks: ChunkInputs | None
-    sampled_rows: Tensor  # [sampled] of the chunks that sample
-    sampled_lengths: Tensor  # [sampled] how many tokens each of them knows
-
-
-@dataclass(frozen=True, slots=True)
 class StepFrame:
     """Room for a step of so many decodes and chunks; `Rows.accept` fills it."""
 
@@ -136,21 +126,9 @@ class StepFrame:
         }
         return _layout(self).pack(values, padding)
 
-    def unpack(self, line: Tensor, chunks: Sequence[Chunk] = ()) -> StepInputs:
-        """The sections of a packed array's device twin; they share its memory.
-
-        `chunks` are the step's own, for code that loops over them on the host; a graph does not know them.
-        """
-        part = _layout(self).unpack(line)
-        return StepInputs(
-            part["rows"],
-            part["lengths"],
-            part["places"],
-            part["blocks"],
-            _chunk_inputs(part, chunks, self.prompt_tokens) if self.chunks else None,
-            part["sampled_rows"],
-            part["sampled_lengths"],
-        )
+    def unpack(self, line: Tensor) -> dict[str, Tensor]:
+        """The sections of a packed array's device twin; they share its memory."""
+        return _layout(self).unpack(line)
 
 
 def frame_of(plan: StepPlan) -> StepFrame:
@@ -208,14 +186,3 @@ def _layout(frame: StepFrame) -> FrameLayout:
             "offsets": chunks + 1 if chunks else 0,
         }
     )
-
-
-def _chunk_inputs(part: Mapping[str, Tensor], chunks: Sequence[Chunk], prompt_tokens: int) -> ChunkInputs:
-    host_rows = tuple(chunk.row for chunk in chunks)
-    host_starts = tuple(chunk.start for chunk in chunks)
-    host_lengths = tuple(chunk.length for chunk in chunks)
-    longest = max(host_lengths, default=prompt_tokens)
-    prefill = PrefillPart(
-        part["chunk_rows"], part["starts"], part["offsets"], longest, host_rows, host_starts, host_lengths
-    )
-    return ChunkInputs(part["token_ids"], part["positions"], part["token_rows"], part["last"], prefill)

@@ -8,7 +8,7 @@ Everything a step brings travels as one array of int32 in one copy, section afte
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,20 +18,24 @@ from torch import Tensor
 from rota.core.ids import Row
 from rota.core.plan import Chunk, Grant, Seat, StepPlan
 from rota.engine.device import send
-from rota.engine.step.device_step import DeviceStep, LoraBatch
-from rota.engine.step.frames import Numbers, StepFrame, StepInputs
+from rota.engine.step.device_step import DeviceStep, Groups, LoraBatch, PrefillPart
+from rota.engine.step.frames import Numbers, StepFrame
 
 NONE: Numbers = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
-class PackedStep:
-    """A plan on the host, laid out in a frame."""
+class HostInputs:
+    """A plan laid out in a frame, and facts about it that only the host knows."""
 
     frame: StepFrame
-    line: Numbers  # [frame.numbers]
+    numbers: Numbers  # the frame's, and behind them the adapters' if the step has any
     token_rows: Numbers  # [frame.tokens] each token's row, decodes first; padding's is the padding row
     sampled_rows: Numbers  # [frame.decodes + frame.sampled] the rows that sample, likewise
+    chunks: Sequence[Chunk] = ()
+    has_adapters: bool = False
+    groups: Groups = ()  # of the adapters' tokens
+    head_groups: Groups = ()  # of the rows that sample
 
 
 class Rows:
@@ -49,7 +53,7 @@ class Rows:
         self._held = [0] * rows  # blocks in its page table
         self._computed: Numbers = np.zeros(rows, np.int32)
 
-    def accept(self, plan: StepPlan, frame: StepFrame) -> PackedStep:
+    def accept(self, plan: StepPlan, frame: StepFrame) -> HostInputs:
         """Take down what the plan says, and lay its step out in the frame."""
         places, blocks = self._page_changes(plan.seats, plan.grants)
         self._resume([seat for seat in plan.seats if 0 < seat.computed == len(seat.tokens) - 1])
@@ -76,7 +80,7 @@ class Rows:
         sampled_rows = np.full(frame.decodes + frame.sampled, self._padding, np.int32)
         sampled_rows[: len(decodes)] = decodes
         sampled_rows[frame.decodes : frame.decodes + len(sampled)] = sampled
-        return PackedStep(frame, line, token_rows, sampled_rows)
+        return HostInputs(frame, line, token_rows, sampled_rows, plan.chunks)
 
     def known(self, row: Row, start: int, end: int) -> Numbers:
         """Tokens [start, end) that a row's seat brought."""
@@ -86,21 +90,26 @@ class Rows:
         """Change the page tables."""
         self.tables.view(-1).scatter_(0, places.to(torch.int64), blocks)
 
-    def device_step(self, inputs: StepInputs, lora: LoraBatch | None = None) -> DeviceStep:
-        """What the forward pass needs; page changes that came with the inputs are written first."""
-        if inputs.places.numel():
-            self.write_pages(inputs.places, inputs.blocks)
-        rows, chunks = inputs.rows, inputs.chunks
-        token_ids, positions, token_rows = self.newest_token[rows], inputs.lengths - 1, rows
-        if chunks is not None:
-            token_ids = torch.cat([token_ids, chunks.token_ids])
-            positions = torch.cat([positions, chunks.positions])
-            token_rows = torch.cat([rows, chunks.token_rows])
+    def device_step(
+        self, sections: Mapping[str, Tensor], chunks: Sequence[Chunk] = (), lora: LoraBatch | None = None
+    ) -> DeviceStep:
+        """What the forward pass needs; page changes that came with the sections are written first.
+
+        `chunks` are the step's own, for code that loops over them on the host; a graph does not know them.
+        """
+        if sections["places"].numel():
+            self.write_pages(sections["places"], sections["blocks"])
+        rows, lengths = sections["rows"], sections["lengths"]
+        token_ids, positions, token_rows, part = self.newest_token[rows], lengths - 1, rows, None
+        if sections["chunk_rows"].numel():
+            token_ids = torch.cat([token_ids, sections["token_ids"]])
+            positions = torch.cat([positions, sections["positions"]])
+            token_rows = torch.cat([rows, sections["token_rows"]])
+            part = _prefill_part(sections, chunks)
         positions = positions.to(torch.int64)
         pages = token_rows * self._pages + positions // self._block_size
         addresses = self.tables.view(-1)[pages] * self._block_size + positions % self._block_size
-        part = chunks.part if chunks is not None else None
-        return DeviceStep(token_ids, positions, addresses, self.tables, rows, inputs.lengths, part, lora)
+        return DeviceStep(token_ids, positions, addresses, self.tables, rows, lengths, part, lora)
 
     def _resume(self, seats: Sequence[Seat]) -> None:
         """Let rows decode whose sequences were computed in another row, up to their last token."""
@@ -154,6 +163,19 @@ class Rows:
             "starts": starts,
             "offsets": offsets,
         }
+
+
+def _prefill_part(sections: Mapping[str, Tensor], chunks: Sequence[Chunk]) -> PrefillPart:
+    lengths = tuple(chunk.length for chunk in chunks)
+    return PrefillPart(
+        rows=sections["chunk_rows"],
+        starts=sections["starts"],
+        offsets=sections["offsets"],
+        longest=max(lengths, default=len(sections["token_ids"])),
+        host_rows=tuple(chunk.row for chunk in chunks),
+        host_starts=tuple(chunk.start for chunk in chunks),
+        host_lengths=lengths,
+    )
 
 
 NO_CHUNKS = dict.fromkeys(("token_ids", "positions", "token_rows", "last", "chunk_rows", "starts", "offsets"), NONE)

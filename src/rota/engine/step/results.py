@@ -1,11 +1,10 @@
-"""What a step gave: hidden states of the rows that sample, their tokens, and the copy of these to the host."""
+"""What a step gave: hidden states and logits of the rows that sample, then what was drawn for them."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from rota.core.plan import StepResult, TokenLogprobs
@@ -27,7 +26,7 @@ class Computed:
 
 
 # ── sampled ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-# What a step gave to the rows that sample: tokens, and how likely they were.
+# What a step gave to the rows that sample: tokens, and how likely they were; on the device, then on the host.
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +37,16 @@ class Logprobs:
     top_tokens: Tensor  # [n, most] int64, best first
     top: Tensor  # [n, most] float32
     wanted: tuple[tuple[int, int], ...]  # position among the n, and how many of the top tokens it asked for
+
+    def on_host(self) -> Logprobs:
+        return Logprobs(fetch(self.chosen), fetch(self.top_tokens), fetch(self.top), self.wanted)
+
+    def by_position(self) -> tuple[tuple[int, TokenLogprobs], ...]:
+        chosen, tokens, top = self.chosen.tolist(), self.top_tokens.tolist(), self.top.tolist()
+        return tuple(
+            (at, TokenLogprobs(chosen[at], tuple(zip(tokens[at][:count], top[at][:count], strict=True))))
+            for at, count in self.wanted
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,57 +59,21 @@ class Sampled:
     pooled: Tensor | None = None  # [pools, hidden size] float32
     is_stuck: Tensor | None = None  # [n] bool: what its request says leaves no token
 
+    def on_host(self) -> Sampled:
+        """Copies to the host, queued behind the step: an event recorded behind this call says when they are there."""
+        return Sampled(
+            fetch(self.tokens),
+            self.logprobs.on_host() if self.logprobs is not None else None,
+            self.scores.on_host() if self.scores is not None else None,
+            fetch(self.pooled) if self.pooled is not None else None,
+        )
 
-# ── copied ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-# A step's results are copied to the host while no thread waits.
-
-
-@dataclass(frozen=True, slots=True)
-class Copied:
-    """Tensors on the host that may be read once `done` has passed; without it they were ready from the start."""
-
-    tokens: Tensor  # [n] int64
-    logprobs: Logprobs | None
-    scores: Logprobs | None
-    pooled: Tensor | None  # [pools, hidden size] float32
-    done: torch.Event | None
-
-    def wait(self) -> StepResult:
-        """Blocks until the step is done, and for no step after it."""
-        if self.done is not None:
-            self.done.synchronize()
-        scores = tuple(score for _, score in _token_logprobs(self.scores))
+    def as_result(self) -> StepResult:
+        """Of copies that are on the host, now."""
         return StepResult(
             at=time.monotonic(),
             tokens=tuple(self.tokens.tolist()),
-            logprobs=_token_logprobs(self.logprobs),
-            scores=scores,
+            logprobs=self.logprobs.by_position() if self.logprobs is not None else (),
+            scores=tuple(score for _, score in self.scores.by_position()) if self.scores is not None else (),
             pooled=tuple(map(tuple, self.pooled.tolist())) if self.pooled is not None else (),
         )
-
-
-def copy_to_host(sampled: Sampled, device: torch.device) -> Copied:
-    """Queue the copies to the host behind the step that is being computed."""
-    tokens, logprobs, scores = fetch(sampled.tokens), _fetched(sampled.logprobs), _fetched(sampled.scores)
-    pooled = fetch(sampled.pooled) if sampled.pooled is not None else None
-    done = None
-    if device.type == "cuda":
-        done = torch.Event(device)
-        done.record()
-    return Copied(tokens, logprobs, scores, pooled, done)
-
-
-def _fetched(logprobs: Logprobs | None) -> Logprobs | None:
-    if logprobs is None:
-        return None
-    return Logprobs(fetch(logprobs.chosen), fetch(logprobs.top_tokens), fetch(logprobs.top), logprobs.wanted)
-
-
-def _token_logprobs(logprobs: Logprobs | None) -> tuple[tuple[int, TokenLogprobs], ...]:
-    if logprobs is None:
-        return ()
-    chosen, tokens, top = logprobs.chosen.tolist(), logprobs.top_tokens.tolist(), logprobs.top.tolist()
-    return tuple(
-        (at, TokenLogprobs(chosen[at], tuple(zip(tokens[at][:count], top[at][:count], strict=True))))
-        for at, count in logprobs.wanted
-    )
