@@ -18,6 +18,7 @@ from rota.scheduler import Scheduler
 from rota.sim import ConstantCost, VirtualWorld
 from rota.sim.world import Finish, PagesOf
 from tests.fakes import FakeDevice, FakeTicket
+from tests.scheduler.balance import check_balance
 
 STEP_S = 1.0
 # No traffic of the tests needs so many steps: requests that take turns for ever are as bad as a loop that waits.
@@ -132,7 +133,7 @@ def run_watched(
     events: list[Event] = []
 
     def emit(batch: list[Event]) -> None:
-        scheduler.check()
+        check_balance(scheduler)
         events.extend(batch)
         hear(batch)
 
@@ -141,7 +142,7 @@ def run_watched(
     for message in last:
         world.post(world.now(), message)
     run(scheduler, watched, emit, depth)
-    scheduler.check()
+    check_balance(scheduler)
     assert scheduler.is_idle
     return events
 

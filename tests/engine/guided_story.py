@@ -26,6 +26,7 @@ from tests.builders import request
 from tests.engine.eager_story import PROMPT
 from tests.engine.fake_grammars import FakeGrammars
 from tests.engine.lora.mixed_server import Server
+from tests.scheduler.balance import check_balance
 
 ADAPTERS = 3
 MODULUS = 7
@@ -66,7 +67,7 @@ class GuidedServer(Server):
         written: dict[RequestId, int] = {}
 
         def emit(batch: list[Event]) -> None:
-            self.scheduler.check()
+            check_balance(self.scheduler)
             events.extend(batch)
             for event in batch:
                 if isinstance(event, Finished):

@@ -16,6 +16,7 @@ from rota.runtime.loop import run
 from rota.runtime.offline import OfflineInbox
 from rota.scheduler import Scheduler
 from tests.builders import request
+from tests.scheduler.balance import check_balance
 from tests.worlds import outputs
 
 NEW_TOKENS = 32
@@ -78,6 +79,6 @@ def serve(
                     inbox.note_ended(event.request_id)
 
         run(scheduler, LiveWorld(engine, inbox), emit, way.depth)
-        scheduler.check()
+        check_balance(scheduler)
     given = outputs(events)
     return [given[RequestId(f"r{i}")] for i in range(len(prompts))], events

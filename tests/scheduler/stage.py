@@ -12,6 +12,7 @@ from rota.core.plan import StepPlan, StepResult
 from rota.core.policy_config import PolicyConfig
 from rota.scheduler import Scheduler
 from tests.builders import abort, add_adapter, capacity, submit
+from tests.scheduler.balance import check_balance
 
 WAIT = PolicyConfig(lora_policy="wait")
 
@@ -45,7 +46,7 @@ class Stage:
 
     def tell(self, message: Message) -> None:
         self.scheduler.apply(message)
-        self.scheduler.check()
+        check_balance(self.scheduler)
 
     def ask(self, id: str, adapter: int = 0, at: float | None = None, **fields: Any) -> None:
         self.tell(submit(id, adapter=AdapterId(adapter), arrived_at=self.now if at is None else at, **fields))
@@ -79,7 +80,7 @@ class Stage:
         """The device is done with a step."""
         result = StepResult(at=self.now, tokens=(token,) * len(plan.sampled_rows))
         self.events += self.scheduler.commit(plan, result)
-        self.scheduler.check()
+        check_balance(self.scheduler)
 
     def seat(self, *adapters: int, **fields: Any) -> None:
         """Let one request of each adapter run, in slots that are empty."""

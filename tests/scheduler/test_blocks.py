@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from rota.core.ids import BASE, AdapterId
 from rota.scheduler.blocks import BlockLedger, first_key, next_key
+from tests.scheduler.balance import check_blocks
 
 FRENCH = AdapterId(1)
 
@@ -97,7 +98,7 @@ def test_two_writers_of_the_same_text_keep_their_own_blocks_and_the_first_keeps_
     ledger.publish(second, key)
 
     assert ledger.find([key]) == [first]
-    ledger.check([[first], [second]])
+    check_blocks(ledger, [[first], [second]])
 
 
 def test_forgetting_drops_the_names_and_leaves_the_holders():
@@ -108,4 +109,4 @@ def test_forgetting_drops_the_names_and_leaves_the_holders():
     ledger.forget()
 
     assert ledger.find([key]) == []
-    ledger.check([held])
+    check_blocks(ledger, [held])

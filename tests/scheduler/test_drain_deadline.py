@@ -19,6 +19,7 @@ from rota.runtime.loop import run
 from rota.scheduler import Scheduler
 from rota.sim import ConstantCost, VirtualWorld
 from tests.builders import add_adapter, capacity, submit
+from tests.scheduler.balance import check_balance
 
 STEP_S = 0.02
 ADAPTERS = 5
@@ -74,7 +75,7 @@ def test_the_beneficiary_of_a_drain_gets_its_slot_within_the_deadline_and_three_
         )
         run(scheduler, world, events.extend, depth)
 
-    scheduler.check()
+    check_balance(scheduler)
     assert sum(isinstance(event, Finished) for event in events) == len(asks)
     assert not any(isinstance(event, Preempted) for event in events)
     states = [event.state for event in events if isinstance(event, DrainChanged)]

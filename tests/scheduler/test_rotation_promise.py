@@ -21,6 +21,7 @@ from rota.runtime.loop import run
 from rota.scheduler import Scheduler
 from rota.sim import ConstantCost, VirtualWorld
 from tests.builders import abort, add_adapter, capacity, request, submit
+from tests.scheduler.balance import check_balance
 
 STEP_S = 0.02
 LOAD_S = 0.005
@@ -34,7 +35,7 @@ def serve(messages: Messages, policy: PolicyConfig, slots: int, rows: int = 64, 
     scheduler = Scheduler(SchedulerConfig(enable_prefix_caching=False, overlap_depth=depth), found, policy)
     events: list[Event] = []
     run(scheduler, VirtualWorld(messages, ConstantCost(seconds=STEP_S, load_s=LOAD_S)), events.extend, depth)
-    scheduler.check()
+    check_balance(scheduler)
     return events
 
 

@@ -22,6 +22,7 @@ from rota.scheduler.state import GroupSizes
 from tests.builders import add_adapter, capacity, request
 from tests.fakes import FakeDevice
 from tests.policy.newest_first import NewestFirst
+from tests.scheduler.balance import check_sizes
 from tests.scheduler.stage import Stage, seated
 from tests.worlds import endings, serve
 
@@ -94,7 +95,7 @@ def test_crowds_know_the_sum_of_the_largest(slots, changes):
         elif sizes[one]:
             counted.shrink(sizes[one])
             sizes[one] -= 1
-        counted.check([size for size in sizes if size])
+        check_sizes(counted, [size for size in sizes if size])
 
 
 # ── who gives up a row ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -11,6 +11,7 @@ from rota.core.plan import NO_CHOICE, NO_TOKEN, StepPlan, StepResult, TokenLogpr
 from rota.scheduler import Scheduler
 from tests.builders import abort, add_adapter, capacity, request, submit
 from tests.fakes import FakeDevice, continuation
+from tests.scheduler.balance import check_balance
 from tests.worlds import endings, outputs, serve
 
 
@@ -242,13 +243,13 @@ def test_an_abort_at_any_moment_frees_everything_within_the_pass(steps_before):
     subject.apply(submit("gone", prompt=20, max_new_tokens=50))
     flying = [subject.plan(0.0) for _ in range(steps_before)]
     subject.apply(abort("gone", at=9.0))
-    subject.check()
+    check_balance(subject)
 
     events = [event for plan in flying for event in commit(subject, plan)] + commit(subject, subject.plan(9.0))
     assert endings(events)["gone"].reason is FinishReason.ABORT
     assert outputs(events) == {}
     assert subject.is_idle
-    subject.check()
+    check_balance(subject)
 
 
 def test_a_request_that_has_all_it_needs_counts_as_stopped():
@@ -283,7 +284,7 @@ def test_a_row_without_a_token_fails_and_nobody_beside_it_notices(depth):
         tokens = tuple(NO_TOKEN if step == 2 and i == 0 else 7 for i in range(len(plan.sampled_rows)))
         logprobs = tuple((i, TokenLogprobs(-float(i), ())) for i in range(len(tokens)))
         events += subject.commit(plan, StepResult(at=float(step), tokens=tokens, logprobs=logprobs))
-        subject.check()
+        check_balance(subject)
         under_way.append(subject.plan(0.0))
 
     assert endings(events)["lost"].fault.code is FaultCode.NOT_A_NUMBER

@@ -14,6 +14,7 @@ from rota.core.plan import StepPlan, StepResult
 from rota.core.tenant import Tenant
 from rota.policy.prefill_budget import newcomers_part, work_of
 from rota.policy.step_times import LEAST_TOKENS
+from tests.scheduler.balance import check_balance
 from tests.scheduler.stage import Stage, seated
 
 CHUNK = 512
@@ -30,7 +31,7 @@ class TimedStage(Stage):
         deep = self.scheduler._state.deep_prefix or math.inf
         step_s = DECODE_S + self.token_s * sum(work_of(chunk.length, chunk.start, deep) for chunk in plan.chunks)
         self.events += self.scheduler.commit(plan, StepResult(at=self.now, step_s=step_s, tokens=tokens))
-        self.scheduler.check()
+        check_balance(self.scheduler)
 
 
 def stage(max_step_ms: float | str = "auto", **found: Any) -> TimedStage:

@@ -169,15 +169,3 @@ class Accounts:
     def _weigh(self) -> None:
         # Summed anew: after many additions and subtractions a running sum would be off.
         self.weights = sum(account.weight for account in self.active.values())
-
-    def check(
-        self, rows: dict[str, int], seats: dict[str, int], blocks: dict[str, int], open_requests: dict[str, int]
-    ) -> None:
-        """Assert that the accounts agree with the sequences, which are counted here by tenant."""
-        counts = {account.name: account.open for account in self._accounts.values() if account.open}
-        assert counts == open_requests, "an account has lost count of its requests"
-        for account in self._accounts.values():
-            assert account.rows == rows.get(account.name, 0), "an account has lost count of its rows"
-            assert account.seats == seats.get(account.name, 0), "an account has lost count of its seats"
-            assert account.blocks == blocks.get(account.name, 0), "an account has lost count of its blocks"
-        assert set(self.active) == set(counts), "an active tenant has open requests"

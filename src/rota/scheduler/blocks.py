@@ -139,17 +139,3 @@ class BlockLedger:
         self._block_of.clear()
         self._blank[:0] = reversed(self._kept)  # they are reused in the same order as before
         self._kept.clear()
-
-    def check(self, held: Iterable[list[BlockId]]) -> None:
-        """Assert that exactly the blocks in `held` are held, and that every other block is free."""
-        counts = [0] * self.total
-        for blocks in held:
-            assert len(set(blocks)) == len(blocks), "a sequence holds a block twice"
-            for block in blocks:
-                counts[block] += 1
-        assert counts == self._holders, "the ledger's holders differ from the sequences' blocks"
-        free = {block for block, holders in enumerate(counts) if not holders}
-        assert free == {*self._blank, *self._kept}
-        assert {block for block in free if self._is_named[block]} == set(self._kept)
-        assert {block: key for key, block in self._block_of.items()} == self._key_of
-        assert all(block in self._key_of for block, is_named in enumerate(self._is_named) if is_named)

@@ -53,7 +53,3 @@ class RowLedger:
     def first_to_give(self) -> AdapterId:
         """The adapter whose parked sequences give up a row: the last that lost its slot, since its turn comes last."""
         return next(reversed(self._parked))
-
-    def check(self, parked: dict[AdapterId, int]) -> None:
-        assert self._parked == parked, "a parked row is lost"
-        assert self._parked_rows == sum(parked.values())

@@ -48,7 +48,7 @@ from rota.scheduler.reads import Fetching, IdleReads
 from rota.scheduler.results import ResultWriter
 from rota.scheduler.sequence import Phase, Reason, Refusal, Sequence
 from rota.scheduler.standing import Standings, Standstills, refusal_of
-from rota.scheduler.state import SchedulerState, check_balance
+from rota.scheduler.state import SchedulerState
 from rota.scheduler.turns import SlotCandidates, SlotMover, SlotShares, Turns
 
 # ── pauses ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -377,10 +377,6 @@ class Scheduler:
         """Every waiting request, with the reason for its wait."""
         explained = {request_id: self.explain(request_id) for request_id in self._state.sequences}
         return {request_id: refusal.reason for request_id, refusal in explained.items() if refusal}
-
-    def check(self) -> None:
-        """Assert that queues and ledgers agree."""
-        check_balance(self._state)
 
 
 def _delayer(

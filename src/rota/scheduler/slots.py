@@ -63,13 +63,6 @@ class PageLedger:
         for page in pages:
             heapq.heappush(self._free, page)
 
-    def check(self, held: dict[AdapterId, tuple[int, ...]]) -> None:
-        taken = [page for pages in held.values() for page in pages]
-        assert sorted([*taken, *self._free]) == list(range(self.total)), "a page is lost or shared"
-        assert all(len(pages) == self._needs.get(one, 0) for one, pages in held.items()), "an adapter lacks a page"
-        assert self._counts == Counter(filter(None, self._needs.values())), "an adapter's pages are not counted right"
-        assert self.open == self._find_open()
-
     def _count(self, before: int, after: int) -> None:
         """One adapter takes `after` pages and not `before`; 0 stands for none that is known."""
         for pages, more in ((before, -1), (after, 1)):
@@ -179,10 +172,3 @@ class SlotLedger:
 
     def first_to_leave(self, candidates: list[AdapterId]) -> AdapterId:
         return self._eviction.choose(candidates)
-
-    def check(self) -> None:
-        taken = [residency.slot for residency in self._residencies.values()]
-        assert sorted([*taken, *self._empty]) == list(range(self.most)), "a slot is lost or shared"
-        if self.pages:
-            self.pages.check({one: residency.pages for one, residency in self._residencies.items()})
-        self.matrices.check({one: residency.matrices for one, residency in self._residencies.items()})

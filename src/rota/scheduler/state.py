@@ -14,7 +14,7 @@ from rota.core.ids import BASE, FIRST_ENGINE, AdapterId, EngineId, RequestId
 from rota.core.request import Request
 from rota.policy.eviction import Eviction
 from rota.scheduler.accounts import Accounts
-from rota.scheduler.adapter_state import Group, arrival
+from rota.scheduler.adapter_state import Group
 from rota.scheduler.blocks import BlockLedger
 from rota.scheduler.hosts import HostLedger
 from rota.scheduler.plan_builder import PlanBuilder
@@ -149,10 +149,6 @@ class GroupSizes:
     def _counts(self, place: int) -> bool:
         """Is it one of the largest?"""
         return place >= len(self._sizes) - self._slots
-
-    def check(self, sizes: list[int]) -> None:
-        assert self._sizes == sorted(sizes), "an adapter's requests are not counted right"
-        assert self.most == sum(self._sizes[-self._slots :] if self._slots else ())
 
 
 # ── state ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -428,62 +424,3 @@ class SchedulerState:
             self.groups[adapter_id] for adapter_id, residency in residencies.items() if residency.is_ready
         ]
         self.open_groups = [self.base, *self.residents]
-
-
-# ── balance ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-# The balance asserts that queues and ledgers agree with one another; tests ask for it after every step.
-
-
-def check_balance(state: SchedulerState) -> None:
-    """Assert that everything is accounted for: rows, blocks, slots, sequences, users."""
-    running = list(state.running())
-    assert len(running) == sum(group.running for group in state.groups.values()), "a running sequence is not seen"
-    state.blocks.check(sequence.held_blocks for sequence in running)
-    state.slots.check()
-    assert len(running) == state.running_count, "a seat is lost"
-    _check_rows(state, running)
-    _check_accounts(state, running)
-    waiting = [sequence for group in state.groups.values() for sequence in group.queue]
-    assert len(waiting) == state.waiting
-    assert state.short_prompts == sum(map(state.is_short, state.sequences.values()))
-    assert state.priorities == Counter(sequence.request.priority for sequence in state.sequences.values())
-    assert {*map(id, state.sequences.values())} == {*map(id, running), *map(id, waiting)}
-    assert state.pinned_groups == {a: group for a, group in state.groups.items() if group.is_pinned}
-    unused = Group(None)
-    written = unused.users or unused.tenants.main or unused.priorities or unused.lengths
-    assert not written, "the queues that unused adapters share are not empty"
-    for group in state.groups.values():
-        assert group.prefilling == sorted(group.prefilling, key=arrival)
-        assert group.decoding == sorted(group.decoding, key=arrival)
-        assert group.rowless == sorted(group.rowless, key=arrival)
-        assert group.priorities == Counter(one.request.priority for one in group.running_sequences())
-    absent = {a for a, g in state.groups.items() if g.wants_slot and a != BASE and a not in state.slots.residencies}
-    assert absent == {group.adapter_id for group in state.absent}
-    assert [*state.absent] == sorted(state.absent, key=lambda group: (state.due_at(group), group.adapter_id))
-    assert [*state.absent.parked] == [group for group in state.absent if group.running]
-    assert [*state.absent.at_hand] == [group for group in state.absent if state.hosts.has(group.adapter_id)]
-    ready = [a for a, residency in state.slots.residencies.items() if residency.is_ready]
-    assert [group.adapter_id for group in state.residents] == ready
-    assert state.open_groups == [group for group in (state.base, *state.residents) if state.is_open(group)]
-
-
-def _check_rows(state: SchedulerState, running: list[Sequence]) -> None:
-    seated = [sequence for sequence in running if sequence.row is not None]
-    assert len(seated) == state.rows.total - state.rows.free, "a row is lost or shared"
-    assert len({sequence.row for sequence in seated}) == len(seated), "two sequences share a row"
-    rowless = [sequence for group in state.groups.values() for sequence in group.rowless]
-    assert all(sequence.row is None for sequence in rowless)
-    state.group_sizes.check(
-        [group.running for group in state.groups.values() if group.running and group is not state.base]
-    )
-    assert len(rowless) + len(seated) == len(running)
-    state.rows.check({group.adapter_id: group.rows for group in state.absent.parked if group.rows})
-
-
-def _check_accounts(state: SchedulerState, running: list[Sequence]) -> None:
-    blocks: Counter[str] = Counter()
-    for sequence in running:
-        blocks[sequence.account.name] += len(sequence.held_blocks)
-    rows = Counter(sequence.account.name for sequence in running if sequence.row is not None)
-    seats = Counter(sequence.account.name for sequence in running)
-    state.accounts.check(rows, seats, blocks, Counter(one.account.name for one in state.sequences.values()))

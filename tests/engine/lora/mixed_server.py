@@ -21,6 +21,7 @@ from rota.runtime.live import LiveWorld
 from rota.runtime.loop import run
 from rota.runtime.offline import OfflineInbox
 from rota.scheduler import Scheduler
+from tests.scheduler.balance import check_balance
 
 
 class Server:
@@ -71,7 +72,7 @@ class Server:
         events: list[Event] = []
 
         def emit(batch: list[Event]) -> None:
-            self.scheduler.check()
+            check_balance(self.scheduler)
             events.extend(batch)
             for event in batch:
                 if isinstance(event, Finished):

@@ -18,6 +18,7 @@ from rota.runtime.loop import run
 from rota.runtime.promises import Promises
 from rota.runtime.service import Deliver, ServicePhase, ServiceState, StateBoard, refuse
 from rota.scheduler import Scheduler
+from tests.scheduler.balance import check_balance
 from tests.waiting import TIMEOUT_S
 from tests.watchful import WatchfulDevice
 
@@ -250,7 +251,7 @@ class SteppedService:
         inbox.end()
 
     def _emit(self, events: list[Event]) -> None:
-        self.scheduler.check()
+        check_balance(self.scheduler)
         self._promises.note_events(events)
         self.events += events
         self._deliver(events)
