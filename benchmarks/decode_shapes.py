@@ -34,7 +34,7 @@ from rota.engine.attention.triton_attention import (
     TritonAttention,
 )
 from rota.engine.layer_cache import LayerCache
-from rota.engine.ops import fused
+from rota.engine.ops.fused import FusedOperations
 from rota.engine.step.device_step import DeviceStep
 
 SCRIPT = "benchmarks/decode_shapes.py"
@@ -116,7 +116,7 @@ class Layers:
 
     def forward(self, attention: TritonAttention | None, layer: int) -> Tensor:
         cache: LayerCache = self.caches[layer % len(self.caches)]
-        query = fused.rotate_and_store(self._qkv, self._rotary, self._where, cache, None)
+        query = FusedOperations().rotate_and_store(self._qkv, self._rotary, self._where, cache, None)
         if attention is not None:
             query = attention.decode(query, cache, self.step)
         return F.linear(query.reshape(self._rows, -1), self._matrices[layer % len(self._matrices)])

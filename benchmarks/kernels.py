@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import product
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -30,10 +29,12 @@ from torch.nn.attention.bias import causal_lower_right
 
 from rota.engine.attention.triton_attention import DecodeTuning, PrefillTuning, TritonAttention
 from rota.engine.layer_cache import LayerCache, from_eight_bits, in_eight_bits_together, writable
-from rota.engine.ops import fused, reference
+from rota.engine.ops import reference
+from rota.engine.ops.fused import FusedOperations
 from rota.engine.step.device_step import DeviceStep, PrefillPart, int32
 
 DEVICE = "cuda"
+FUSED = FusedOperations()
 BANDWIDTH = 4.2e12
 TOUCHED = 256 << 20  # bytes between two uses of a buffer: four times the L2
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 16  # Llama-8B
@@ -183,7 +184,7 @@ def check_operations(eight: bool, dtype: torch.dtype, head_dim: int, with_norms:
     slots = torch.randperm(9 * block_size, device=DEVICE)[:tokens]
     where = token_step(positions, slots)
 
-    def results(ops: ModuleType, cast: torch.dtype) -> list[Tensor]:
+    def results(ops: Any, cast: torch.dtype) -> list[Tensor]:
         norms = (norm[0].to(cast), norm[1].to(cast), 1e-5) if with_norms else None
         kept = cache(9, kv_heads, block_size, head_dim, cast, eight)
         for each in (kept.keys, kept.values):
@@ -193,7 +194,7 @@ def check_operations(eight: bool, dtype: torch.dtype, head_dim: int, with_norms:
         added = ops.add_rms_norm(x.to(cast, copy=True), residual.to(cast, copy=True), weight.to(cast), 1e-5)
         return [query, *read(kept), normed, *added, ops.silu_multiply(gate_up.to(cast))]
 
-    pairs = zip(results(fused, dtype), results(reference, torch.float32), strict=True)
+    pairs = zip(results(FUSED, dtype), results(reference, torch.float32), strict=True)
     what = f"operations, head_dim {head_dim}, {'with' if with_norms else 'no'} norms, {dtype}"
     # A number that the two round to different codes is a step apart.
     return (
@@ -301,13 +302,13 @@ def operation_calls(eight: bool, tokens: int) -> dict[str, tuple[list[Callable[[
     gates, qkvs = buffers(2 * INTERMEDIATE), buffers(qkv_width)
     size = 2 * tokens
     return {
-        "rms_norm": ([partial(fused.rms_norm, x, weight, 1e-5) for x, _ in rows], 2 * HIDDEN * size),
+        "rms_norm": ([partial(FUSED.rms_norm, x, weight, 1e-5) for x, _ in rows], 2 * HIDDEN * size),
         "add_rms_norm": (
-            [partial(fused.add_rms_norm, *row, weight, 1e-5) for row in rows], 4 * HIDDEN * size,
+            [partial(FUSED.add_rms_norm, *row, weight, 1e-5) for row in rows], 4 * HIDDEN * size,
         ),
-        "silu_multiply": ([partial(fused.silu_multiply, gate_up) for gate_up in gates], 3 * INTERMEDIATE * size),
+        "silu_multiply": ([partial(FUSED.silu_multiply, gate_up) for gate_up in gates], 3 * INTERMEDIATE * size),
         "rotate_and_store": (
-            [partial(fused.rotate_and_store, qkv, rotary, where, kept, None) for qkv in qkvs],
+            [partial(FUSED.rotate_and_store, qkv, rotary, where, kept, None) for qkv in qkvs],
             2 * qkv_width * size + 4 * HEAD_DIM * tokens,
         ),
     }  # fmt: skip

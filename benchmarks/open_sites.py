@@ -43,9 +43,8 @@ from rota.engine.model.linear import Projection
 from rota.engine.model.protocol import Model
 from rota.engine.model.sites import SITES
 from rota.engine.model.spec import ModelSpec
-from rota.engine.ops import fused, with_adapters
-from rota.engine.ops.protocol import Operations
-from rota.engine.ops.rounding import RoundingOperations
+from rota.engine.ops import with_adapters
+from rota.engine.ops.fused import FusedOperations
 from rota.engine.ops.with_adapters import SHAPES, Shapes
 from rota.engine.step.device_step import DeviceStep, LoraBatch, int32
 from rota.engine.weights.load import dummy_weights
@@ -58,7 +57,7 @@ MOST = 512
 ROUNDS = 15
 # Eight layers in bfloat16: the ways round at other places.
 BOUND = 0.04
-TODAY, EARLY = "today", "early loads"
+TODAY = "today"
 
 # Times of all ways, in milliseconds, in turns.
 Clock = Callable[[Mapping[str, Callable[[], Tensor]]], dict[str, float]]
@@ -71,7 +70,6 @@ class Way:
     sites: tuple[str, ...] = ()
     shapes: Shapes = field(default_factory=Shapes)
     rounds: bool = False
-    early: bool = False  # whether today's kernels load early what they need late
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,12 +92,11 @@ class Batch:
         """Without adapters no site is open, and rows are rounded for products in eight bits alone."""
         if self.in_eight_bits:
             return {TODAY: Way(), "rounded": Way(rounds=True)}
-        return WAYS if self.adapters else {way: WAYS[way] for way in (TODAY, EARLY)}
+        return WAYS if self.adapters else {TODAY: WAYS[TODAY]}
 
 
 WAYS = {
     TODAY: Way(),
-    EARLY: Way(early=True),
     "gate_up": Way(("gate_up",)),
     "gate_up, 64 columns": Way(("gate_up",), replace(SHAPES, silu_columns=64)),
     "gate_up, 3 stages": Way(("gate_up",), replace(SHAPES, stages=3)),
@@ -111,7 +108,7 @@ WAYS = {
     "qkv": Way(("qkv",)),
     "qkv, 2 warps": Way(("qkv",), replace(SHAPES, head_warps=2)),
     "gate_up and qkv": Way(("gate_up", "qkv")),
-    "all": Way(SITES, early=True),
+    "all": Way(SITES),
 }
 BATCHES = {
     "base": Batch(slots=8, adapters=0),
@@ -128,12 +125,9 @@ class ShapedOperations:
 
     def __init__(self, way: Way) -> None:
         self._shapes = way.shapes
-        self._plain: Operations = RoundingOperations() if way.rounds else fused
-        self._early = way.early
+        self._plain = FusedOperations(way.rounds)
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        # The first operation of a step, eager or captured: what is set here holds for all that follow.
-        fused.EARLY_LOADS = self._early
         return self._plain.rms_norm(x, weight, epsilon)
 
     def add_rms_norm(self, x: Output, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:

@@ -289,7 +289,6 @@ def _kernels(chosen: Choices) -> tuple[Operations, Attention]:
 
 
 def _fused(chosen: Choices) -> Operations:
-    from rota.engine.ops import fused, rounding
+    from rota.engine.ops.fused import FusedOperations
 
-    rounds = rounding.IS_ROUNDING and isinstance(chosen.maker, EightBitFloats)
-    return rounding.RoundingOperations() if rounds else fused
+    return FusedOperations(rounds=isinstance(chosen.maker, EightBitFloats))

@@ -11,7 +11,6 @@ ON_GPU = (
     "rota.engine.lora.triton_ops",
     "rota.engine.lora.triton_embed_head",
     "rota.engine.ops.fused",
-    "rota.engine.ops.rounding",
     "rota.engine.quantised.packed_product",
     "rota.engine.quantised.scaled_product",
     "rota.engine.sampling.triton_sampling",

@@ -6,7 +6,7 @@ from typing import Any
 
 import triton.language as tl
 
-from rota.engine.ops.kernels import rounding_rms_norm_kernel, rounding_silu_multiply_kernel
+from rota.engine.ops import kernels
 from rota.engine.ops.with_adapters import SHAPES
 from rota.engine.ops.with_adapters_kernels import add_rms_norm_kernel, rotate_and_store_kernel, silu_multiply_kernel
 from tests.engine.kernels_compiled import compile_kernel, resources
@@ -37,8 +37,8 @@ KERNELS: dict[str, tuple[Any, dict[str, Any], int]] = {
         {**ADDING, **PLAIN, "WIDTH": 4096, "COLUMNS": 4096, "RANKS": SHAPES.norm_ranks, "IS_SMALL": True},
         4096 // 32 // SHAPES.norm_columns,
     ),
-    "rounding norm": (rounding_rms_norm_kernel, {**ROUNDING, "WIDTH": 4096, "COLUMNS": 4096, "ADD": True}, 8),
-    "rounding silu": (rounding_silu_multiply_kernel, {**ROUNDING, "WIDTH": 14336, "COLUMNS": 16384}, 16),
+    "rounding norm": (kernels.rms_norm_kernel, {**ROUNDING, "WIDTH": 4096, "COLUMNS": 4096, "ADD": True}, 8),
+    "rounding silu": (kernels.silu_multiply_kernel, {**ROUNDING, "WIDTH": 14336, "COLUMNS": 16384}, 16),
 }
 
 

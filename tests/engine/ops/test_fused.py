@@ -12,7 +12,7 @@ from rota.engine.ops import reference
 from rota.engine.step.device_step import DeviceStep, int32
 from tests.engine.triton_interpreter import DEVICE, load
 
-fused = load("rota.engine.ops.fused")
+fused = load("rota.engine.ops.fused").FusedOperations()
 
 BOUNDS = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 6e-3}
 DTYPES = list(BOUNDS)

@@ -9,8 +9,8 @@ from torch import Tensor
 from rota.engine.quantised.codes import carried
 from tests.engine.triton_interpreter import DEVICE, load
 
-rounding = load("rota.engine.ops.rounding")
-fused = load("rota.engine.ops.fused")
+operations = load("rota.engine.ops.fused")
+fused, rounding = operations.FusedOperations(), operations.FusedOperations(rounds=True)
 scaled_product = load("rota.engine.quantised.scaled_product")
 
 EPSILON = 1e-5
@@ -36,14 +36,14 @@ def check(found: Tensor, expected: Tensor) -> None:
 
 def test_a_norm_rounds_the_rows_that_it_writes():
     x, weight = random(ROWS, 80), random(80)
-    check(rounding.RoundingOperations().rms_norm(x, weight, EPSILON), fused.rms_norm(x, weight, EPSILON))
+    check(rounding.rms_norm(x, weight, EPSILON), fused.rms_norm(x, weight, EPSILON))
 
 
 def test_so_does_a_norm_that_adds_to_rows_which_lie_apart():
     x, residual, weight = random(ROWS, 96)[:, :64], random(ROWS, 64), random(64)
     x[1, 3] = torch.inf  # its scale is not a number, and no other row's
     expected, expected_total = fused.add_rms_norm(x, residual.clone(), weight, EPSILON)
-    found, total = rounding.RoundingOperations().add_rms_norm(x, residual, weight, EPSILON)
+    found, total = rounding.add_rms_norm(x, residual, weight, EPSILON)
     assert torch.equal(total, expected_total)
     is_finite = torch.arange(ROWS, device=DEVICE) != 1
     assert torch.equal(found[is_finite], expected[is_finite])
@@ -55,18 +55,18 @@ def test_so_does_a_norm_that_adds_to_rows_which_lie_apart():
 
 def test_so_does_silu():
     gate_up = random(ROWS, 2 * 112)
-    check(rounding.RoundingOperations().silu_multiply(gate_up), fused.silu_multiply(gate_up))
+    check(rounding.silu_multiply(gate_up), fused.silu_multiply(gate_up))
 
 
 def test_rows_of_broken_words_carry_nothing():
     x, weight = random(ROWS, 72), random(72)
-    found = rounding.RoundingOperations().rms_norm(x, weight, EPSILON)
+    found = rounding.rms_norm(x, weight, EPSILON)
     assert carried(found) is None
     assert torch.equal(found, fused.rms_norm(x, weight, EPSILON))
 
 
 def test_a_tensor_made_from_rows_does_not_carry_their_codes():
-    rows = rounding.RoundingOperations().rms_norm(random(ROWS, 64), random(64), EPSILON)
+    rows = rounding.rms_norm(random(ROWS, 64), random(64), EPSILON)
     assert carried(rows) is not None
     assert carried(rows[1:]) is None
     assert carried(rows * 2) is None
@@ -76,7 +76,7 @@ def test_a_product_takes_the_codes_that_its_rows_carry(monkeypatch):
     given = []
     monkeypatch.setattr(scaled_product.ScaledProduct, "multiply", lambda _, rounded, *__: given.append(rounded))
     product = object.__new__(scaled_product.ScaledProduct)
-    rows = rounding.RoundingOperations().rms_norm(random(ROWS, 64), random(64), EPSILON)
+    rows = rounding.rms_norm(random(ROWS, 64), random(64), EPSILON)
     product(rows, None)
     product(rows.clone(), None)
     assert given[0] is carried(rows)

@@ -18,7 +18,7 @@ from tests.engine.lora.site_numbers import with_gain_bias
 from tests.engine.ops.open_products import open_product
 from tests.engine.triton_interpreter import DEVICE, load
 
-fused = load("rota.engine.ops.fused")
+fused = load("rota.engine.ops.fused").FusedOperations()
 
 BOUNDS = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
 EPSILON = 1e-5

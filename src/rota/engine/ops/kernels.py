@@ -12,9 +12,6 @@ from rota.engine.layer_cache import LARGEST_CODE, SMALLEST_SCALE
 from rota.engine.programmatic_launch import follow
 from rota.engine.quantised.scaled_product import in_words
 
-# ── fused kernels ───────────────────────────────────────────────────────────────────────────────────────────────────
-# The kernels behind `ops/fused.py`: each reads its inputs once, computes in float32 and rounds once, at the end.
-
 _LARGEST_CODE, _SMALLEST_SCALE = tl.constexpr(LARGEST_CODE), tl.constexpr(SMALLEST_SCALE)
 
 
@@ -24,22 +21,26 @@ def rms_norm_kernel(
     residual,  # -> [tokens, WIDTH]; with ADD becomes x + residual
     weight,  # -> [WIDTH]
     output,  # -> [tokens, WIDTH], may be x
+    codes,  # -> [tokens, WIDTH] float8_e4m3fn, in the order of words (`quantised/packing.py`); None: not wanted
+    scales,  # -> [tokens] float32, of the codes
     epsilon,
     x_stride,
     WIDTH: tl.constexpr,
     COLUMNS: tl.constexpr,
     ADD: tl.constexpr,
-    EARLY: tl.constexpr,  # whether what is needed late is loaded early; the same for the rotation
+    MOST: tl.constexpr,
+    LEAST: tl.constexpr,
     PROGRAMMATIC: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, COLUMNS)
     is_real = columns < WIDTH
-    if EARLY and PROGRAMMATIC:
+    # What is needed late is loaded early: 0.04 to 0.2 ms of a step on an H200, with the rotation's (decision 0023).
+    if PROGRAMMATIC:  # no forerunner writes it
         scale = tl.load(weight + columns, mask=is_real, other=0.0)
     follow(PROGRAMMATIC)
     row = tl.load(x + token * x_stride + columns, mask=is_real, other=0.0).to(tl.float32)
-    if EARLY and not PROGRAMMATIC:  # before the threads wait for each other's sums
+    if not PROGRAMMATIC:  # before the threads wait for each other's sums
         scale = tl.load(weight + columns, mask=is_real, other=0.0)
     if ADD:
         pointers = residual + token * WIDTH + columns
@@ -49,33 +50,54 @@ def rms_norm_kernel(
         tl.store(pointers, rounded, mask=is_real)
         row = rounded.to(tl.float32)
     normed = row * tl.rsqrt(tl.sum(row * row, 0) / WIDTH + epsilon)
-    if not EARLY:
-        scale = tl.load(weight + columns, mask=is_real, other=0.0)
     normed *= scale.to(tl.float32)
-    tl.store(output + token * WIDTH + columns, normed.to(output.dtype.element_ty), mask=is_real)
+    if codes is None:
+        tl.store(output + token * WIDTH + columns, normed.to(output.dtype.element_ty), mask=is_real)
+    else:
+        store_both(normed, output, codes, scales, token, is_real, WIDTH, COLUMNS, MOST, LEAST)
 
 
 @triton.jit
 def silu_multiply_kernel(
     gate_up,  # -> [tokens, 2 * WIDTH]
     output,  # -> [tokens, WIDTH]
+    codes,  # as of the norm; a program with codes has its whole row
+    scales,
     gate_up_stride,
     WIDTH: tl.constexpr,
     COLUMNS: tl.constexpr,
+    MOST: tl.constexpr,
+    LEAST: tl.constexpr,
     PROGRAMMATIC: tl.constexpr,
 ):
     follow(PROGRAMMATIC)
     token = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    columns = tl.arange(0, COLUMNS)
+    if codes is None:
+        columns = tl.program_id(1) * COLUMNS + columns
     is_real = columns < WIDTH
     pointers = gate_up + token * gate_up_stride + columns
     gate = tl.load(pointers, mask=is_real, other=0.0).to(tl.float32)
     up = tl.load(pointers + WIDTH, mask=is_real, other=0.0).to(tl.float32)
-    tl.store(
-        output + token * WIDTH + columns,
-        (gate * tl.sigmoid(gate) * up).to(output.dtype.element_ty),
-        mask=is_real,
-    )
+    product = gate * tl.sigmoid(gate) * up
+    if codes is None:
+        tl.store(output + token * WIDTH + columns, product.to(output.dtype.element_ty), mask=is_real)
+    else:
+        store_both(product, output, codes, scales, token, is_real, WIDTH, COLUMNS, MOST, LEAST)
+
+
+@triton.jit
+def store_both(
+    numbers, output, codes, scales, token, is_real,
+    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, MOST: tl.constexpr, LEAST: tl.constexpr,
+):  # fmt: skip
+    """A row in 16 bits, and the codes of what was written."""
+    kept = numbers.to(output.dtype.element_ty)
+    columns = tl.arange(0, COLUMNS)
+    tl.store(output + token * WIDTH + columns, kept, mask=is_real)
+    ordered, scale = in_words(kept.to(tl.float32), COLUMNS, MOST, LEAST)
+    tl.store(codes + token * WIDTH + columns, ordered.to(codes.dtype.element_ty), mask=is_real)
+    tl.store(scales + token, scale)
 
 
 # What a step brings may lie anywhere in a larger buffer: no recompilation when its alignment changes.
@@ -96,8 +118,7 @@ def rotate_and_store_kernel(
     page_stride, head_stride, token_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr,
     HALF_TILE: tl.constexpr,  # HALF, or the next power of two
-    BLOCK_SIZE: tl.constexpr, HEADS_TILE: tl.constexpr, NORMS: tl.constexpr, EARLY: tl.constexpr,
-    PROGRAMMATIC: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, HEADS_TILE: tl.constexpr, NORMS: tl.constexpr, PROGRAMMATIC: tl.constexpr,
 ):  # fmt: skip
     """One token, HEADS_TILE of its heads, whatever they are; each head in halves, because a rotation turns pairs.
 
@@ -111,8 +132,7 @@ def rotate_and_store_kernel(
     is_value = (head >= HEADS + KV_HEADS) & (head < HEADS + 2 * KV_HEADS)
     is_pair = (pair < HALF)[None, :]
     turns = (is_query | is_key)[:, None]
-    if EARLY:  # before the first store, which a later load may not pass
-        address = tl.load(addresses + token)
+    address = tl.load(addresses + token)  # before the first store, which a later load may not pass
     follow(PROGRAMMATIC)
 
     pointers = qkv + token * qkv_stride + head[:, None] * (2 * HALF) + pair[None, :]
@@ -126,8 +146,6 @@ def rotate_and_store_kernel(
     low, high = turned(low, high, angles, turns, is_pair, query.dtype.element_ty, HALF)
 
     store_heads(query + token * HEADS * (2 * HALF), head, pair, low, high, is_query, 2 * HALF, HALF)
-    if not EARLY:
-        address = tl.load(addresses + token)
     at = (address // BLOCK_SIZE) * page_stride + (address % BLOCK_SIZE) * token_stride
     if scales is not None:
         low, high, sizes = in_eight_bits(low, high, keys.dtype.element_ty)
@@ -194,80 +212,3 @@ def _by_kind(query_norm, key_norm, dims, is_query, is_pair):
     of_query = tl.load(query_norm + dims, mask=is_pair, other=0.0).to(tl.float32)
     of_key = tl.load(key_norm + dims, mask=is_pair, other=0.0).to(tl.float32)
     return tl.where(is_query, of_query, of_key)
-
-
-# ── rounding kernels ────────────────────────────────────────────────────────────────────────────────────────────────
-# Norm and silu that also write their rows in eight bits: twins of the kernels above, a program for each token.
-
-
-@triton.jit
-def rounding_rms_norm_kernel(
-    x,  # -> [tokens, WIDTH]
-    residual,  # -> [tokens, WIDTH]; with ADD becomes x + residual
-    weight,  # -> [WIDTH]
-    output,  # -> [tokens, WIDTH], may be x
-    codes,  # -> [tokens, WIDTH] float8_e4m3fn, in the order of words (`quantised/packing.py`)
-    scales,  # -> [tokens] float32
-    epsilon,
-    x_stride,
-    WIDTH: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    ADD: tl.constexpr,
-    MOST: tl.constexpr,
-    LEAST: tl.constexpr,
-    PROGRAMMATIC: tl.constexpr,
-):
-    token = tl.program_id(0).to(tl.int64)
-    columns = tl.arange(0, COLUMNS)
-    is_real = columns < WIDTH
-    scale = tl.load(weight + columns, mask=is_real, other=0.0)  # no forerunner writes it
-    follow(PROGRAMMATIC)
-    row = tl.load(x + token * x_stride + columns, mask=is_real, other=0.0).to(tl.float32)
-    if ADD:
-        pointers = residual + token * WIDTH + columns
-        row += tl.load(pointers, mask=is_real, other=0.0).to(tl.float32)
-        # The norm sees the sum as later layers will see it: rounded.
-        rounded = row.to(residual.dtype.element_ty)
-        tl.store(pointers, rounded, mask=is_real)
-        row = rounded.to(tl.float32)
-    normed = row * tl.rsqrt(tl.sum(row * row, 0) / WIDTH + epsilon)
-    normed *= scale.to(tl.float32)
-    store_both(normed, output, codes, scales, token, is_real, WIDTH, COLUMNS, MOST, LEAST)
-
-
-@triton.jit
-def rounding_silu_multiply_kernel(
-    gate_up,  # -> [tokens, 2 * WIDTH]
-    output,  # -> [tokens, WIDTH]
-    codes,
-    scales,
-    gate_up_stride,
-    WIDTH: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    MOST: tl.constexpr,
-    LEAST: tl.constexpr,
-    PROGRAMMATIC: tl.constexpr,
-):
-    follow(PROGRAMMATIC)
-    token = tl.program_id(0).to(tl.int64)
-    columns = tl.arange(0, COLUMNS)
-    is_real = columns < WIDTH
-    pointers = gate_up + token * gate_up_stride + columns
-    gate = tl.load(pointers, mask=is_real, other=0.0).to(tl.float32)
-    up = tl.load(pointers + WIDTH, mask=is_real, other=0.0).to(tl.float32)
-    product = gate * tl.sigmoid(gate) * up
-    store_both(product, output, codes, scales, token, is_real, WIDTH, COLUMNS, MOST, LEAST)
-
-
-@triton.jit
-def store_both(
-    numbers, output, codes, scales, token, is_real,
-    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, MOST: tl.constexpr, LEAST: tl.constexpr,
-):  # fmt: skip
-    """A row in 16 bits, and the codes of what was written."""
-    kept = numbers.to(output.dtype.element_ty)
-    columns = tl.arange(0, COLUMNS)
-    tl.store(output + token * WIDTH + columns, kept, mask=is_real)
-    ordered, scale = in_words(kept.to(tl.float32), COLUMNS, MOST, LEAST)
-    tl.store(codes + token * WIDTH + columns, ordered.to(codes.dtype.element_ty), mask=is_real)
-    tl.store(scales + token, scale)

@@ -30,7 +30,7 @@ OPEN_BESIDE_PROMPTS = frozenset({"gate_up"})
 class Operations(Protocol):
     """The small operations between matrix products; what an open product lacks is added before or meanwhile.
 
-    The modules `ops/reference.py` and `ops/fused.py` and the class in `ops/cpu.py` have functions of these names.
+    The module `ops/reference.py` and the classes in `ops/cpu.py` and `ops/fused.py` have functions of these names.
     """
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor: ...

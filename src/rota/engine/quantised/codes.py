@@ -49,9 +49,10 @@ class Codes:
 _NAME = "_rows_in_eight_bits"
 
 
-def carry(rows: Tensor, rounded: Scaled) -> Tensor:
+def carry(rows: Tensor, rounded: Scaled | None) -> Tensor:
     """The same rows; they must not be overwritten as long as a product may read them."""
-    setattr(rows, _NAME, rounded)
+    if rounded is not None:
+        setattr(rows, _NAME, rounded)
     return rows
 
 

@@ -131,7 +131,7 @@ class PackedProduct:
     def _fastest(self, alike: Sequence[PackedProduct], rows: int) -> Way | None:
         x = torch.ones(rows, self._packed.inputs, dtype=torch.bfloat16, device=self._ended.device)
         if self._packed.bits == 8:
-            carry(x, round_rows(x))  # as most products find it (`ops/rounding.py`)
+            carry(x, round_rows(x))  # as most products find it (`ops/fused.py`)
         ways: list[Way | None] = [*self.tunings(rows), None]
         return min(ways, key=lambda way: _milliseconds([partial(one.computed, x, None, way) for one in alike]))
 
