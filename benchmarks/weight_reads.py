@@ -46,10 +46,9 @@ from torch import Tensor
 from rota.engine.families.table import read_spec
 from rota.engine.parallel.shard import Cut
 from rota.engine.weights.load import load_weights
-from rota.engine.weights.reads.parallel import ParallelReads
-from rota.engine.weights.reads.pinned import no_copier, pinned_on_gpu
-from rota.engine.weights.reads.ring import FileRange, RingSetup, Wait, read_places
-from rota.engine.weights.shards import Shards
+from rota.engine.weights.pinned import no_copier, pinned_on_gpu
+from rota.engine.weights.read_ahead import RingSetup, Wait, WeightRing
+from rota.engine.weights.shards import FileRange, Shards, read_places
 
 HEADS = ("to", "way", "threads", "buffer, MB", "seconds", "of processors", "GB/s")
 FIGURES = ("buffer_mb", "seconds", "processor_s", "gb_per_s")
@@ -101,14 +100,13 @@ class Dropping:
         return lambda: None
 
 
-class Nowhere:
-    def copy(self, name: str, _target: Tensor, _cut: Cut | None = None) -> None:
-        raise AssertionError(f"{name} was not read by the ring")
+def nowhere(name: str, _target: Tensor, _cut: Cut | None) -> None:
+    raise AssertionError(f"{name} was not read by the ring")
 
 
 def read_to_host(folder: Path, places: Mapping[str, FileRange], way: Way) -> None:
     if (ring := way.ring()) is not None:
-        with ParallelReads(places, Dropping(), ring, Nowhere()) as reads:
+        with WeightRing(places, Dropping(), ring, nowhere) as reads:
             for name, place in places.items():
                 reads.copy(name, torch.empty(place.numbers, dtype=place.dtype, device="meta"))
         return

@@ -10,7 +10,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from rota.engine.weights.reads.ring import Wait
+from rota.engine.weights.read_ahead import Wait
 
 
 class PlainCopier:

@@ -23,8 +23,8 @@ from rota.engine.weights.layouts.table import read_layout
 from rota.engine.weights.load import Weights, load_weights
 from rota.engine.weights.makers import EightBitFloats, FourBitCodes
 from rota.engine.weights.matrices import NO_FUSED_ROWS, FusedRows
-from rota.engine.weights.reads.pinned import no_copier
-from rota.engine.weights.reads.ring import Copier, RingSetup
+from rota.engine.weights.pinned import no_copier
+from rota.engine.weights.read_ahead import Copier, RingSetup
 from tests.engine.model_factory import make_tiny_model
 from tests.engine.weights.copiers import PlainCopier
 from tests.engine.weights.writers import write_model

@@ -17,20 +17,18 @@ from torch import Tensor
 
 from rota.core.errors import ModelError
 from rota.engine.parallel.shard import Cut
-from rota.engine.weights.reads.parallel import ParallelReads
-from rota.engine.weights.reads.pinned import no_copier, pinned_on_gpu
-from rota.engine.weights.reads.ring import ALIGNMENT, FileRange, RingSetup, cut_into_runs, read_places
+from rota.engine.weights.pinned import no_copier, pinned_on_gpu
+from rota.engine.weights.read_ahead import ALIGNMENT, RingSetup, WeightRing, cut_into_runs
+from rota.engine.weights.shards import FileRange, read_places
 from tests.engine.weights.copiers import FailingCopier, LateCopier, PlainCopier
 
 SMALL = RingSetup(threads=3, buffers=2, buffer_bytes=256)
 WIDTHS = (5, 300, 1, 64, 0, 999, 2)
 
 
-class Nowhere:
+def nowhere(name: str, _target: Tensor, _cut: Cut | None) -> None:
     """No tensor may be copied from elsewhere."""
-
-    def copy(self, name: str, target: Tensor, cut: Cut | None = None) -> None:
-        raise AssertionError(name)
+    raise AssertionError(name)
 
 
 class Elsewhere:
@@ -59,7 +57,7 @@ def threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("rota-weights")]
 
 
-def read_all(reads: ParallelReads, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def read_all(reads: WeightRing, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     targets = {name: torch.full_like(tensor, torch.nan) for name, tensor in tensors.items()}
     with reads:
         for name, target in targets.items():
@@ -67,7 +65,7 @@ def read_all(reads: ParallelReads, tensors: dict[str, Tensor]) -> dict[str, Tens
     return targets
 
 
-def refusal(reads: ParallelReads, tensors: dict[str, Tensor]) -> str:
+def refusal(reads: WeightRing, tensors: dict[str, Tensor]) -> str:
     with pytest.raises(ModelError) as error:
         read_all(reads, tensors)
     assert threads() == []
@@ -99,7 +97,7 @@ def test_runs_hold_every_byte_once_and_a_piece_begins_where_any_number_may(place
 @pytest.mark.parametrize("kind", [PlainCopier, LateCopier])
 def test_tensors_arrive_bit_for_bit_however_late_buffers_come_back(places, tensors, size, kind):
     copier = kind()
-    found = read_all(ParallelReads(places, copier, size, Nowhere()), tensors)
+    found = read_all(WeightRing(places, copier, size, nowhere), tensors)
 
     assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
     assert 1 <= copier.most_buffers <= size.buffers
@@ -111,7 +109,7 @@ def test_a_read_may_give_less_than_was_asked_for(places, tensors):
     def read(file: int, buffers: Sequence[memoryview], start: int) -> int:
         return os.preadv(file, [buffers[0][:7]], start)
 
-    found = read_all(ParallelReads(places, PlainCopier(), replace(SMALL, read=read), Nowhere()), tensors)
+    found = read_all(WeightRing(places, PlainCopier(), replace(SMALL, read=read), nowhere), tensors)
     assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
 
 
@@ -123,7 +121,7 @@ def test_a_file_that_is_cut_while_it_is_read_is_named(places, tensors):
             os.truncate(path, places["t5"].start + 500)
         return os.preadv(file, buffers, start)
 
-    sentence = refusal(ParallelReads(places, PlainCopier(), replace(SMALL, read=read), Nowhere()), tensors)
+    sentence = refusal(WeightRing(places, PlainCopier(), replace(SMALL, read=read), nowhere), tensors)
     assert sentence.startswith(f"{path} is truncated: while it was read, it ended in the middle of the tensor '")
 
 
@@ -134,7 +132,7 @@ def test_a_disk_that_fails_in_the_middle_ends_the_reads_with_its_word(places, te
         return os.preadv(file, buffers, start)
 
     copier = PlainCopier()
-    sentence = refusal(ParallelReads(places, copier, replace(SMALL, read=read), Nowhere()), tensors)
+    sentence = refusal(WeightRing(places, copier, replace(SMALL, read=read), nowhere), tensors)
     assert sentence == f"{places['t3'].path} cannot be read (Input/output error)."
     assert copier.buffers == 0
 
@@ -142,7 +140,7 @@ def test_a_disk_that_fails_in_the_middle_ends_the_reads_with_its_word(places, te
 def test_a_file_that_has_gone_is_named(places, tensors):
     places["t0"].path.unlink()
     assert "some.safetensors cannot be read (No such file" in refusal(
-        ParallelReads(places, PlainCopier(), SMALL, Nowhere()), tensors
+        WeightRing(places, PlainCopier(), SMALL, nowhere), tensors
     )
 
 
@@ -156,13 +154,13 @@ def test_a_file_that_has_gone_is_named(places, tensors):
 )
 def test_a_copier_that_fails_ends_the_reads_with_a_sentence(places, tensors, where, sentence):
     copier = FailingCopier(where)
-    assert refusal(ParallelReads(places, copier, SMALL, Nowhere()), tensors) == sentence
+    assert refusal(WeightRing(places, copier, SMALL, nowhere), tensors) == sentence
     assert copier.buffers == 0
 
 
 def test_whoever_stops_in_the_middle_leaves_no_thread_behind(places):
     copier = PlainCopier()
-    with ParallelReads(places, copier, RingSetup(threads=2, buffers=2, buffer_bytes=64), Nowhere()) as reads:
+    with WeightRing(places, copier, RingSetup(threads=2, buffers=2, buffer_bytes=64), nowhere) as reads:
         reads.copy("t0", torch.empty(WIDTHS[0]))  # the threads have more to read, and wait for buffers
     assert threads() == []
     assert copier.buffers == 0
@@ -170,7 +168,7 @@ def test_whoever_stops_in_the_middle_leaves_no_thread_behind(places):
 
 def test_a_tensor_out_of_turn_or_of_another_order_in_memory_comes_from_elsewhere(places):
     elsewhere, target = Elsewhere(), torch.empty(WIDTHS[0])
-    with ParallelReads(places, PlainCopier(), SMALL, elsewhere) as reads:
+    with WeightRing(places, PlainCopier(), SMALL, elsewhere.copy) as reads:
         reads.copy("t1", torch.empty(WIDTHS[1]))
         reads.copy("t0", torch.empty(2 * WIDTHS[0])[::2])
         reads.copy("t0", target)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,10 +20,9 @@ from rota.engine.quantised.maker import MatrixMaker, StoredMatrix
 from rota.engine.weights.finite import FiniteCheck
 from rota.engine.weights.layouts.table import read_layout
 from rota.engine.weights.matrices import NO_FUSED_ROWS, FusedRows, MatrixBuilder, MatrixSource, weight_names
-from rota.engine.weights.reads.parallel import Copies, ParallelReads
-from rota.engine.weights.reads.pinned import CopierFor, pinned_on_gpu
-from rota.engine.weights.reads.ring import USUAL_SETUP, Copier, FileRange, RingSetup
-from rota.engine.weights.shards import Shards
+from rota.engine.weights.pinned import CopierFor, pinned_on_gpu
+from rota.engine.weights.read_ahead import USUAL_SETUP, Copier, Copy, RingSetup, WeightRing
+from rota.engine.weights.shards import FileRange, Shards
 from rota.engine.weights.stored import StoredMatrices
 
 # ── reading ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -41,16 +40,16 @@ class WeightLoad:
         shard: Shard,
         dtype: torch.dtype,
         count: Callable[[int], None],
-        copies: Copies,
+        copy: Copy,
     ) -> None:
-        """`count` is told the bytes of what was read, in the model's precision. Plain tensors come from `copies`."""
+        """`count` is told the bytes of what was read, in the model's precision. `copy` copies plain tensors."""
         self._shards = shards
         self._stored = stored
         self._spec = spec
         self._shard = shard
         self._dtype = dtype
         self._count = count
-        self._copies = copies
+        self._copy = copy
         self._finite = FiniteCheck()
         self.source = MatrixSource(self._fill, self._find, self._cut_of)
 
@@ -65,7 +64,7 @@ class WeightLoad:
         elif (stored := self._stored.find(name, self._cut_of(name))) is not None:
             target.copy_(stored.weights())
         else:
-            self._copies.copy(name, target, self._cut_of(name))
+            self._copy(name, target, self._cut_of(name))
         self._finite.note(name, target)
         self._count(target.nbytes)
 
@@ -143,13 +142,12 @@ def load_weights(
         _build(spec, torch.device("meta"), dtype, MatrixSource(stored.check))
         stored.pass_over_biases()
         shards.check_all_known()
-        copier = copier_for(device)
-        read_from: AbstractContextManager[Copies] = nullcontext(shards)
-        if copier is not None:
-            read_from = _read_ahead(shards, stored, spec, shard, copier, ring)
         title, size = f"Loading {folder.name}", weight_bytes(spec, dtype, shard)
-        with Progress(title, size, BYTES, quiet) as progress, read_from as copies:
-            reading = WeightLoad(shards, stored, spec, shard, dtype, progress.update, copies)
+        with Progress(title, size, BYTES, quiet) as progress, ExitStack() as stack:
+            copy, copier = shards.copy, copier_for(device)
+            if copier is not None:
+                copy = stack.enter_context(_read_ahead(shards, stored, spec, shard, copier, ring)).copy
+            reading = WeightLoad(shards, stored, spec, shard, dtype, progress.update, copy)
             weights = _build(spec, device, dtype, reading.source, fused, maker, shard)
             reading.check_finite()
             return weights
@@ -157,7 +155,7 @@ def load_weights(
 
 def _read_ahead(
     shards: Shards, stored: StoredMatrices, spec: ModelSpec, shard: Shard, copier: Copier, ring: RingSetup
-) -> ParallelReads:
+) -> WeightRing:
     """Reads of all tensors whose bytes a rank copies as they lie in a file, in the order in which they are built.
 
     Biases stay out: they are small, and a maker asks for them before the weights, not behind them.
@@ -171,7 +169,7 @@ def _read_ahead(
                 places[name] = place
 
     _build(spec, torch.device("meta"), torch.float32, MatrixSource(note), shard=shard)
-    return ParallelReads(places, copier, ring, shards)
+    return WeightRing(places, copier, ring, shards.copy)
 
 
 def dummy_weights(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,12 +18,44 @@ from rota.core.errors import ModelError
 from rota.engine.model.config_file import ConfigFile
 from rota.engine.parallel.shard import Cut
 from rota.engine.weights.finite import is_finite
-from rota.engine.weights.reads.ring import FileRange, read_places
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-READABLE = ("F32", "F16", "BF16")
+# In safetensors' words: what a model's plain tensors may be stored as.
+DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 NOT_FINITE = "has values that are NaN or infinite, so the model cannot answer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRange:
+    """Where a tensor's numbers lie: the bytes [start, end) of a file."""
+
+    path: Path
+    start: int
+    end: int
+    dtype: torch.dtype
+
+    @property
+    def numbers(self) -> int:
+        return (self.end - self.start) // self.dtype.itemsize
+
+    def rows(self, cut: Cut) -> FileRange:
+        """Where some of the tensor's rows lie."""
+        row_bytes = (self.end - self.start) // cut.of
+        return replace(self, start=self.start + cut.first * row_bytes, end=self.start + cut.end * row_bytes)
+
+
+def read_places(path: Path) -> dict[str, FileRange]:
+    """By name, from the header of a file that the library has checked; tensors of other kinds are left out."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+    places = {}
+    for name, entry in header.items():
+        if entry.get("dtype") in DTYPES:
+            start, end = (8 + length + offset for offset in entry["data_offsets"])
+            places[name] = FileRange(path=path, start=start, end=end, dtype=DTYPES[entry["dtype"]])
+    return places
 
 
 class Shards:
@@ -57,7 +91,7 @@ class Shards:
 
     def check(self, name: str, target: Tensor) -> None:
         """Raise unless the tensor exists, has the target's shape, and is in a precision that Rota reads."""
-        self.check_form(name, [tuple(target.shape)], READABLE)
+        self.check_form(name, [tuple(target.shape)], tuple(DTYPES))
 
     def check_form(self, name: str, shapes: Sequence[tuple[int, ...]], kinds: Sequence[str]) -> None:
         """Raise unless the tensor exists, has one of the shapes, and is of one of the kinds."""

@@ -12,7 +12,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from rota.engine.weights.reads.ring import Copier, Wait
+from rota.engine.weights.read_ahead import Copier, Wait
 
 # What copies to a device; None: tensors are copied from the memory map.
 CopierFor = Callable[[torch.device], Copier | None]
