@@ -27,8 +27,7 @@ from rota.core.events import Finished
 from rota.core.ids import RequestId
 from rota.core.request import Request, SamplingParams
 from rota.llm.config import build_device, first_adapters, locate_model
-from rota.runtime.closable import ClosableService
-from rota.runtime.preloaded import PreloadedService
+from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
 from rota.runtime.seeds import seeded
 from rota.server.streams import CallReply, Streams
@@ -51,7 +50,7 @@ class RotaEngine(backend.LLMEngine):
         self._folder = str(config.model.model_path)
         self._registry = Registry(server.served_model_name or Path(self._folder).resolve().name, self._folder)
         adapters = [self._registry.add(entry) for entry in first_adapters(config)]
-        self._service = ClosableService(PreloadedService(engine_service(config, server, build_device), adapters))
+        self._service = EngineClient(engine_service(config, server, build_device), adapters)
         self._streams = Streams(self._service)
         self._ends = Tokenizer(Path(self._folder)).eos_ids
         self._replies: dict[str, CallReply] = {}

@@ -10,7 +10,7 @@ import pytest
 from rota.cli import main
 from rota.core.config import EngineConfig
 from rota.core.lora_paths import LoraPath
-from rota.runtime.preloaded import PreloadedService
+from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
 from rota.runtime.service import InProcessService
 from rota.server.app import create_app
@@ -51,7 +51,7 @@ def url(tmp_path_factory) -> Iterator[str]:
     registry = Registry("letters", "/models/letters")
     adapters = [registry.add(LoraPath(name=name, path=f"/adapters/{name}")) for name in ("pirate", "poet", "clerk")]
     device = FakeDevice(step_s=0.002, next_token=alphabet)
-    service = PreloadedService(InProcessService(lambda: device, EngineConfig()), adapters)
+    service = EngineClient(InProcessService(lambda: device, EngineConfig()), adapters)
     tokenizer = Tokenizer(write_byte_tokenizer(tmp_path_factory.mktemp("model")))
     with running(create_app(service, tokenizer, registry)) as url:
         service.wait_until_ready(TIMEOUT_S)

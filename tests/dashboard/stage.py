@@ -17,8 +17,7 @@ from rota.core.lora_paths import LoraPath
 from rota.core.policy_config import PolicyConfig
 from rota.dashboard.feed import Feed
 from rota.dashboard.routes import Viewers, install_dashboard
-from rota.runtime.closable import ClosableService
-from rota.runtime.preloaded import PreloadedService
+from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
 from rota.server.access.access import Access
 from rota.server.access.keys import Key, KeyRing, digest_of
@@ -40,7 +39,7 @@ class Stage:
     """What a test needs to hold: where the server is, and what stands behind it."""
 
     url: str
-    service: ClosableService
+    service: EngineClient
     registry: Registry
     viewers: Viewers
     pool: ThreadPoolExecutor
@@ -78,7 +77,7 @@ def stage(
     registry = Registry("letters", str(folder))
     adapters: list[Adapter] = [registry.add(LoraPath(name=name, path=f"adapters/{name}")) for name in names]
     inner = engines(lambda: device, EngineConfig(policy=policy or PolicyConfig()), replicas)
-    service = ClosableService(PreloadedService(inner, adapters))
+    service = EngineClient(inner, adapters)
     ring = KeyRing({digest_of(secret): key for secret, key in (keys or {}).items()})
     access = Access(registry, ring)
     feed = Feed(registry.base, lambda: registry.adapters, lambda: service.state, lambda: registry.others)

@@ -11,8 +11,8 @@ import pytest
 
 from rota.core.config import EngineConfig
 from rota.core.stages import AutotuneResult, Stage
-from rota.runtime.start import known_autotuned, tell_autotuned
 from rota.runtime.timeouts import EngineTimeouts
+from rota.start import START
 from tests.fakes import FakeDevice
 from tests.runtime.ranks.rank_devices import supervised_ranks
 from tests.runtime.services import supervised
@@ -21,8 +21,8 @@ from tests.waiting import TIMEOUT_S, until
 
 def build_trying() -> FakeDevice:
     """A device that makes one trial more than it knew, and says in its stages what it knew."""
-    known = known_autotuned()
-    tell_autotuned((*known, AutotuneResult(f"trial {len(known)}", (len(known),))))
+    known = START.autotuned
+    START.autotuned = (*known, AutotuneResult(f"trial {len(known)}", (len(known),)))
     return FakeDevice(stages=tuple(Stage(result.name, float(result.choice[0]), 1.0) for result in known))
 
 
@@ -43,8 +43,8 @@ def test_the_next_engine_knows_them_unless_the_last_died_quickly(is_quick):
 def build_noting(folder: Path, config: EngineConfig) -> FakeDevice:
     """A rank that writes down how many autotune results it knew."""
     note = folder / f"rank {config.rank}"
-    note.write_text((note.read_text() if note.exists() else "") + str(len(known_autotuned())))
-    tell_autotuned((AutotuneResult("trial", (1,)),))
+    note.write_text((note.read_text() if note.exists() else "") + str(len(START.autotuned)))
+    START.autotuned = (AutotuneResult("trial", (1,)),)
     return FakeDevice()
 
 

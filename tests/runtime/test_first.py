@@ -14,9 +14,9 @@ from rota.core.config import EngineConfig, FirstAdapters
 from rota.core.errors import EngineDiedError
 from rota.core.stages import Stage
 from rota.runtime.service import BuildDevice, ServicePhase
-from rota.runtime.start import AdapterLook, wait_for_first
-from rota.runtime.supervisor import SupervisedService
+from rota.runtime.supervisor import AdapterLook, SupervisedService
 from rota.runtime.timeouts import EngineTimeouts
+from rota.start import START
 from tests.builders import submit
 from tests.fakes import FakeDevice
 from tests.runtime.services import Listener
@@ -27,7 +27,7 @@ Looked = Future[FirstAdapters]
 
 def build_told() -> FakeDevice:
     """A device that says in its stages what it was told."""
-    told = wait_for_first()
+    told = START.wait_for_first()
     return FakeDevice(stages=(Stage("rank", float(told.rank), 1.0),))
 
 
@@ -95,4 +95,4 @@ def test_a_look_that_fails_is_the_reason_why_nothing_starts():
 
 
 def test_without_a_server_that_tells_there_are_none():
-    assert wait_for_first() == FirstAdapters()
+    assert START.wait_for_first() == FirstAdapters()

@@ -11,7 +11,7 @@ from rota.core.config import EngineConfig
 from rota.core.errors import FaultCode, RequestError
 from rota.core.events import Event, FinishReason, PauseChanged
 from rota.core.messages import Pause, Resume
-from rota.runtime.closable import ClosableService
+from rota.runtime.client import EngineClient
 from rota.runtime.promises import Promises
 from rota.runtime.service import InProcessService, ServicePhase
 from tests.builders import submit
@@ -76,7 +76,7 @@ def test_every_replica_is_paused_those_that_start_and_those_that_join_later_too(
 
 
 def test_a_paused_service_that_closes_answers_what_is_open():
-    service, listener = ClosableService(InProcessService(SLOW, EngineConfig())), Listener()
+    service, listener = EngineClient(InProcessService(SLOW, EngineConfig())), Listener()
     service.start(listener)
     service.wait_until_ready()
     try:

@@ -21,8 +21,8 @@ from rota.core.stages import Stage
 from rota.runtime.process import EngineProcess
 from rota.runtime.service import ServicePhase
 from rota.runtime.spares import Spare, Spares, settling
-from rota.runtime.start import process_began_at
 from rota.runtime.supervisor import SupervisedService
+from rota.start import START
 from tests.builders import add_adapter, submit
 from tests.fakes import FakeDevice, continuation
 from tests.processes import is_alive, started
@@ -163,7 +163,7 @@ def test_an_engine_that_was_a_spare_is_like_any_other():
 
 
 def build_dated() -> FakeDevice:
-    return FakeDevice(stages=(Stage("began", process_began_at(), 1.0),))
+    return FakeDevice(stages=(Stage("began", START.began_at(), 1.0),))
 
 
 def test_a_restart_counts_from_the_orders_of_the_spare():

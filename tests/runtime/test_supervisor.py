@@ -21,9 +21,9 @@ from rota.core.messages import AddAdapter, Message, RemoveAdapter
 from rota.core.plan import StepPlan
 from rota.core.stages import Stage
 from rota.runtime.service import ServicePhase
-from rota.runtime.start import tell_progress
 from rota.runtime.supervisor import SupervisedService
 from rota.runtime.timeouts import EngineTimeouts, Silence
+from rota.start import START
 from tests.builders import abort, add_adapter, submit
 from tests.fakes import FakeDevice, FakeTicket, continuation
 from tests.processes import Program, is_alive, started
@@ -226,7 +226,7 @@ def test_an_engine_that_hangs_while_starting_is_given_up():
 
 def load_slowly() -> FakeDevice:
     for _ in range(24):
-        tell_progress("Loading")
+        START.tell_progress("Loading")
         time.sleep(0.02)  # so that most words come one by one
     return FakeDevice()
 
@@ -303,6 +303,7 @@ import time
 from rota.core.config import EngineConfig
 from rota.runtime.timeouts import EngineTimeouts
 from rota.runtime.supervisor import SupervisedService
+from rota.start import START
 from tests.builders import submit
 from tests.runtime.services import SLOW, Listener
 from tests.runtime.test_supervisor import DeafDevice

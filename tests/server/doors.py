@@ -15,7 +15,7 @@ from fastapi.responses import StreamingResponse
 
 from rota.core.config import ListenConfig
 from rota.observe.meters import ConnectionMeters
-from rota.runtime.closable import ClosableService
+from rota.runtime.client import EngineClient
 from rota.server.door.door import Door
 from rota.server.door.port import hold_port
 from rota.server.listen import GracefulServer
@@ -71,7 +71,7 @@ def served(**options: object) -> Iterator[Served]:
     listener.listen(512)
     one = Served(listener.getsockname()[1], door, ConnectionMeters())
     app = _app(one)
-    server = GracefulServer(app, cast(ClosableService, None), door, 0.0, print)
+    server = GracefulServer(app, cast(EngineClient, None), door, 0.0, print)
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     try:

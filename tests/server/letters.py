@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from rota.core.config import ServerConfig
 from rota.core.lora_paths import LoraPath
 from rota.observe.journey import OnEnd
-from rota.runtime.preloaded import PreloadedService
+from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
 from rota.server.access.access import Access
 from rota.server.access.keys import KeyRing
@@ -75,7 +75,7 @@ def serving(
     """A client of a server named "letters". `now` is the clock of the keys' limits: it stands still."""
     registry = Registry("letters", "/models/letters")
     loaded = [registry.add(LoraPath(name=name, path=f"/adapters/{name}")) for name in adapters]
-    service = PreloadedService(engines(lambda: device or letters_device()), loaded)
+    service = EngineClient(engines(lambda: device or letters_device()), loaded)
     tokenizer = Tokenizer(write_byte_tokenizer(folder))
     access = Access(registry, keys, load_refusal, now, allowed_origins=config.allowed_origins if config else ())
     app = create_app(

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as LibraryTokenizer
 
 from rota.core.config import ServerConfig
 from rota.core.request import SamplingParams
-from rota.runtime.preloaded import PreloadedService
+from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
 from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
@@ -79,7 +79,7 @@ class Speaker:
 def speaking(folder: Path, speaker: Speaker, **config: Any) -> Iterator[httpx.Client]:
     registry = Registry("speaker", "/models/speaker")
     device = speaker.device  # held here, so that no other node gets a copy of it
-    service = PreloadedService(engines(lambda: device), [])
+    service = EngineClient(engines(lambda: device), [])
     tokenizer = Tokenizer(speaker.write(folder))
     app = create_app(service, tokenizer, registry, config=ServerConfig(**config), has_grammars=True)
     with running(app) as url, httpx.Client(base_url=url) as client:

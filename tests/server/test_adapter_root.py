@@ -12,7 +12,7 @@ import pytest
 
 from rota.core.lora_paths import LoraPath
 from rota.llm.config import build_device, engine_config
-from rota.runtime.preloaded import PreloadedService
+from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
 from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
@@ -47,7 +47,7 @@ def client(folder) -> Iterator[httpx.Client]:
     config = engine_config(options, quiet=True)
     registry = Registry("tiny", str(folder / "tiny"))
     builtin = registry.add(LoraPath(name="parrot", path=str(folder / "secret"), is_builtin=True))
-    service = PreloadedService(engines(partial(build_device, config), config), [builtin])
+    service = EngineClient(engines(partial(build_device, config), config), [builtin])
     with (
         running(create_app(service, Tokenizer(folder / "tiny"), registry)) as url,
         httpx.Client(base_url=url) as client,

@@ -17,7 +17,7 @@ from rota.core.events import AdapterRefused
 from rota.core.ids import AdapterId
 from rota.core.lora_paths import LoraPath
 from rota.core.messages import Message
-from rota.runtime.preloaded import PreloadedService
+from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
 from rota.runtime.service import InProcessService
 from rota.server.adapters.manager import AdapterManager
@@ -41,7 +41,7 @@ def serving(folder: Path, device: FakeDevice, timeout_s: float = TIMEOUT_S) -> I
     """A server of letters with two adapters, pirate and poet, around a device."""
     registry = Registry("letters", "/models/letters")
     adapters = [registry.add(LoraPath(name=name, path=f"/adapters/{name}")) for name in FIRST]
-    service = PreloadedService(engines(lambda: device), adapters)
+    service = EngineClient(engines(lambda: device), adapters)
     app = create_app(service, Tokenizer(write_byte_tokenizer(folder)), registry, timeout_s)
     with running(app) as url, httpx.Client(base_url=url) as client:
         yield client

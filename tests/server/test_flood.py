@@ -22,7 +22,7 @@ SCRIPT = """
 import os, resource, sys
 from rota.core.config import ServerConfig
 from rota.observe.logs import set_up_logs
-from rota.runtime.closable import ClosableService
+from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
 from rota.server.access.access import Access
 from rota.server.access.keys import Key, KeyRing, digest_of
@@ -36,7 +36,7 @@ from tests.server.engines import threads
 if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
     set_up_logs("text", "info")
-    service = ClosableService(threads(endless_device))
+    service = EngineClient(threads(endless_device))
     registry = Registry("letters", sys.argv[1])
     access = Access(registry, KeyRing({digest_of("secret"): Key("acme")}))
     app = create_app(service, Tokenizer(sys.argv[1]), registry, access=access)

@@ -28,7 +28,7 @@ import sys
 from functools import partial
 from pathlib import Path
 from rota.core.config import ServerConfig
-from rota.runtime.closable import ClosableService
+from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
 from rota.server.app import create_app
 from rota.server.listen import listen
@@ -44,7 +44,7 @@ def next_letter(go, tokens):
 
 if __name__ == "__main__":
     device = partial(FakeDevice, next_token=partial(next_letter, Path(sys.argv[1]) / "go"))
-    service = ClosableService(threads(device))
+    service = EngineClient(threads(device))
     app = create_app(service, Tokenizer(sys.argv[1]), Registry("letters", sys.argv[1]))
     config = ServerConfig(port=0, drain_timeout=float(sys.argv[2]))
     listen(hold_port(config.host, 0), app, service, config, partial(print, flush=True), partial(print, flush=True))

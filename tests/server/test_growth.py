@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from rota.core.lora_paths import LoraPath
-from rota.runtime.preloaded import PreloadedService
+from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
 from rota.runtime.replicas.router import Router
 from rota.runtime.replicas.service import ReplicatedService
@@ -84,7 +84,7 @@ def stage(tmp_path) -> Iterator[Stage]:
     registry, first = Registry("letters", str(tmp_path)), Replica(0)
     adapters = [registry.add(LoraPath(name="poet", path="/adapters/poet"))]
     replicated = ReplicatedService([first], Router(1, "round-robin"))
-    service = PreloadedService(replicated, adapters)
+    service = EngineClient(replicated, adapters)
     app = create_app(service, Tokenizer(write_byte_tokenizer(tmp_path / "model")), registry)
     with running(app) as url, httpx.Client(base_url=url) as client:
         yield Stage(client, replicated, first)

@@ -17,7 +17,7 @@ from rota.core.lora_paths import LoraPath
 from rota.core.messages import AdapterFailed, Message
 from rota.core.plan import StepPlan
 from rota.llm.config import build_device, engine_config
-from rota.runtime.preloaded import PreloadedService
+from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
 from rota.server.access.access import Access
 from rota.server.access.key_file import read_keys
@@ -110,7 +110,7 @@ def client(root) -> Iterator[httpx.Client]:
     config = engine_config(options, quiet=True)
     registry = Registry("tiny", str(folder))
     parrot = registry.add(LoraPath(name="parrot", path="parrot"))
-    service = PreloadedService(engines(partial(build_device, config), config), [parrot])
+    service = EngineClient(engines(partial(build_device, config), config), [parrot])
     access = Access(registry, read_keys([], str(file), str(root)))
     with (
         running(create_app(service, Tokenizer(folder), registry, access=access)) as url,

@@ -15,8 +15,7 @@ import pytest
 from rota.core.config import ServerConfig
 from rota.core.errors import AdapterError, ConfigError, EngineDiedError, ModelError
 from rota.core.lora_paths import LoraPath
-from rota.runtime.closable import ClosableService
-from rota.runtime.preloaded import PreloadedService
+from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
 from rota.runtime.service import BuildDevice
 from rota.server.app import create_app
@@ -46,7 +45,7 @@ def listen_with(build_device: BuildDevice, folder: Path, announce, *adapters: Lo
 
     registry = Registry("letters", str(folder))
     stock = [registry.add(adapter) for adapter in adapters]
-    service = ClosableService(PreloadedService(engines(build_device), stock))
+    service = EngineClient(engines(build_device), stock)
     app = create_app(service, Tokenizer(write_byte_tokenizer(folder)), registry)
     say = options.pop("say", print)
     config = ServerConfig(port=0, **options)
@@ -131,9 +130,9 @@ def test_of_two_that_hold_a_port_the_first_to_listen_has_it():
 def test_whoever_hears_that_it_stops_is_sent_away_before_the_drain_has_begun(tmp_path, monkeypatch):
     body = {"prompt": "abc", "max_tokens": ENDLESS, "stream": True}
     was_told, was_refused = threading.Event(), threading.Event()
-    drain, heard = ClosableService.drain, []
+    drain, heard = EngineClient.drain, []
 
-    def drain_late(service: ClosableService, timeout_s: float) -> None:
+    def drain_late(service: EngineClient, timeout_s: float) -> None:
         assert was_refused.wait(TIMEOUT_S)
         drain(service, timeout_s)
 
@@ -146,7 +145,7 @@ def test_whoever_hears_that_it_stops_is_sent_away_before_the_drain_has_begun(tmp
             was_refused.set()
             heard.extend([answer.status_code, answer.json()["error"]["code"]])
 
-    monkeypatch.setattr(ClosableService, "drain", drain_late)
+    monkeypatch.setattr(EngineClient, "drain", drain_late)
     listen_with(endless_device, tmp_path, announce, say=lambda _: was_told.set())
 
     assert heard == [503, "server_stopping"]
@@ -211,7 +210,7 @@ def test_however_many_signals_come_the_application_ends_as_it_should(tmp_path, c
         inner.stop()
 
     inner = engines(FakeDevice)
-    service = ClosableService(inner)
+    service = EngineClient(inner)
     service.stop = stop  # type: ignore[method-assign]
     registry, tokenizer = Registry("letters", str(tmp_path)), Tokenizer(write_byte_tokenizer(tmp_path))
     app = create_app(service, tokenizer, registry, service_tasks=[live])

@@ -11,7 +11,7 @@ import pytest
 
 from rota.core.config import ServerConfig
 from rota.core.errors import ConfigError
-from rota.runtime.closable import ClosableService
+from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
 from rota.server.access.access import Access
 from rota.server.access.keys import Key, KeyRing, digest_of
@@ -32,7 +32,7 @@ def serve_with_keys(folder: Path, act, **options) -> None:
     """Listen on two free ports; `act` gets both addresses, and its end ends the server."""
     config = ServerConfig(port=0, metrics_port=0, **options)
     registry = Registry("letters", str(folder))
-    service = ClosableService(engines(letters_device))
+    service = EngineClient(engines(letters_device))
     access = Access(registry, KEYS, allowed_origins=config.allowed_origins)
     app = create_app(service, Tokenizer(write_byte_tokenizer(folder)), registry, access=access, config=config)
     metrics_holder = hold_metrics_port(config)

@@ -19,7 +19,7 @@ from rota.core.config import EngineConfig
 from rota.core.lora_paths import LoraPath
 from rota.core.messages import Message
 from rota.runtime.blame import Blame, kept_beside
-from rota.runtime.preloaded import PreloadedService
+from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
 from rota.runtime.supervisor import SupervisedService
 from rota.server.access.access import Access
@@ -88,7 +88,7 @@ def staged(folder: Path, first: str | None = None) -> Iterator[Stage]:
     registry = Registry("letters", str(folder))
     blame = Blame(kept_beside(str(file)))
     adapters = [registry.add(LoraPath(name=first, path=str(root / first)))] if first else []
-    service = PreloadedService(SupervisedService(Fatal, EngineConfig(), blame=blame), adapters)
+    service = EngineClient(SupervisedService(Fatal, EngineConfig(), blame=blame), adapters)
     access = Access(registry, read_keys([], str(file), str(root)), blame=blame)
     app = create_app(service, Tokenizer(write_byte_tokenizer(folder / "model")), registry, access=access)
     with running(app) as url:

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from rota.core.lora_paths import LoraPath
-from rota.runtime.preloaded import PreloadedService
+from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
 from rota.runtime.service import Service
 from rota.runtime.timeouts import EngineTimeouts
@@ -61,7 +61,7 @@ def stage(tmp_path) -> Iterator[Stage]:
     registry = Registry("letters", str(tmp_path))
     adapters = [registry.add(LoraPath(name=name, path=f"/adapters/{name}")) for name in ADAPTERS]
     timeouts = EngineTimeouts(quick_deaths=2, pause_s=0.01, quick_death_s=60.0)
-    service = PreloadedService(processes(partial(mortal_device, tmp_path), timeouts=timeouts, replicas=2), adapters)
+    service = EngineClient(processes(partial(mortal_device, tmp_path), timeouts=timeouts, replicas=2), adapters)
     app = create_app(service, Tokenizer(write_byte_tokenizer(tmp_path / "model")), registry)
     with running(app) as url, httpx.Client(base_url=url) as client:
         service.wait_until_ready()

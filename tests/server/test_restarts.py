@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from rota.core.lora_paths import LoraPath
-from rota.runtime.preloaded import PreloadedService
+from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
 from rota.runtime.service import Service, ServicePhase
 from rota.runtime.timeouts import EngineTimeouts
@@ -74,7 +74,7 @@ def staged(tmp_path: Path, silence_s: float = TIMEOUT_S) -> Iterator[Stage]:
     registry = Registry("letters", str(tmp_path))
     adapter = registry.add(LoraPath(name="pirate", path=str(folder)))
     service = processes(FolderDevice, timeouts=EngineTimeouts(silence_s=silence_s, quick_deaths=100))
-    whole = PreloadedService(service, [adapter])
+    whole = EngineClient(service, [adapter])
     app = create_app(whole, Tokenizer(write_byte_tokenizer(tmp_path / "model")), registry)
     with running(app) as url, httpx.Client(base_url=url) as client:
         whole.wait_until_ready()

@@ -7,7 +7,7 @@ from functools import partial
 import httpx
 
 from rota.llm.config import build_device, engine_config, first_adapters, locate_model, with_first
-from rota.runtime.preloaded import PreloadedService
+from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
 from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
@@ -29,7 +29,7 @@ def test_a_later_adapter_of_a_larger_rank_is_refused_with_the_flag_that_helps(tm
     config = with_first(config, first_adapters(config))
     registry = Registry("tiny", str(folder))
     first = [registry.add(entry) for entry in first_adapters(config)]
-    service = PreloadedService(engines(partial(build_device, config), config), first)
+    service = EngineClient(engines(partial(build_device, config), config), first)
     with (
         running(create_app(service, Tokenizer(folder), registry)) as url,
         httpx.Client(base_url=url) as client,

@@ -14,7 +14,7 @@ import pytest
 
 from rota.core.lora_paths import LoraPath
 from rota.llm.config import build_device, engine_config
-from rota.runtime.preloaded import PreloadedService
+from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
 from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
@@ -47,7 +47,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     config = engine_config({**options, "model_path": str(folder)}, quiet=True)
     registry = Registry("tiny", str(folder))
     adapter = registry.add(LoraPath(name="pirate", path=str(folder / "pirate")))
-    service = PreloadedService(engines(partial(build_device, config), config), [adapter])
+    service = EngineClient(engines(partial(build_device, config), config), [adapter])
     app = create_app(service, Tokenizer(folder), registry, has_grammars=True)
     with running(app) as url, httpx.Client(base_url=url) as client:
         service.wait_until_ready(TIMEOUT_S)

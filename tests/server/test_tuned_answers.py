@@ -13,7 +13,7 @@ import pytest
 from rota import LLM, SamplingParams
 from rota.core.lora_paths import LoraPath
 from rota.llm.config import build_device, engine_config
-from rota.runtime.preloaded import PreloadedService
+from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
 from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
@@ -39,7 +39,7 @@ def test_adapters_answer_over_http_as_they_do_offline(tmp_path):
 
     config = engine_config({"model_path": str(folder), **options}, quiet=True)
     registry = Registry("tiny", str(folder))
-    service = PreloadedService(
+    service = EngineClient(
         engines(partial(build_device, config), config),
         [registry.add(LoraPath(name="pirate", path=paths["pirate"]))],
     )

@@ -10,14 +10,14 @@ from rota.commands.engines import described_replicas
 from rota.core.capacity import Capacity
 from rota.core.stages import Stage, described, stage_fields, total_s
 from rota.runtime.service import ServiceState
-from rota.runtime.start import process_began_at
+from rota.start import START
 
 LOG = logging.getLogger("rota.start")
 
 
 def announce(name: str, url: str, state: ServiceState, others: Sequence[str], is_logged: bool) -> None:
     """Print the sentences, `others` last. If logged, a log line says the time of the start too."""
-    took_s = time.monotonic() - process_began_at()
+    took_s = time.monotonic() - START.began_at()
     stages = max((engine.start for engine in state.engines), key=total_s)  # of the slowest engine
     if is_logged:
         fields = {**stage_fields(stages), "seconds": round(took_s, 1)}

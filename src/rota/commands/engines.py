@@ -19,8 +19,7 @@ from rota.runtime.lifeline import tied
 from rota.runtime.process import EngineProcess
 from rota.runtime.service import Service, ServiceState
 from rota.runtime.spares import Spares
-from rota.runtime.start import AdapterLook
-from rota.runtime.supervisor import SupervisedService
+from rota.runtime.supervisor import AdapterLook, SupervisedService
 from rota.runtime.timeouts import EngineTimeouts
 
 _COUNT_GPUS = "import torch; print(torch.cuda.device_count())"

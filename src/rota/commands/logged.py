@@ -1,4 +1,4 @@
-"""The engine's process sets up the server's logs, and tells the supervisor of progress, before it builds anything."""
+"""The engine's process sets up the server's logs before it builds anything."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from functools import partial
 from typing import Any
 
 from rota.core.config import EngineConfig, ServerConfig
-from rota.engine.progress import listen_for_progress
 from rota.extensions import needed
 from rota.observe.logs import set_up_logs
-from rota.runtime.start import tell_progress
 from rota.runtime.timeouts import EngineTimeouts
 from rota.runtime.world import Device
 
@@ -30,5 +28,4 @@ def build_logged(make_device: MakeDevice, config: EngineConfig, server: ServerCo
 def build_rank(make_device: MakeDevice, server: ServerConfig, config: EngineConfig) -> Any:
     """Runs in the process of each rank."""
     set_up_logs(server.log_format, server.log_level, config.quiet)
-    listen_for_progress(tell_progress)
     return make_device(config)

@@ -37,10 +37,9 @@ from rota.runtime.world import Device
 if TYPE_CHECKING:
     import socket
 
-    from rota.core.adapter import Adapter
     from rota.runtime.blame import Blame
+    from rota.runtime.client import EngineClient
     from rota.runtime.registry import Registry
-    from rota.runtime.service import Service
     from rota.server.access.key_file import KeySource
     from rota.server.access.keys import KeyRing
     from rota.server.door.door import Door
@@ -119,9 +118,9 @@ def _serve(
 ) -> None:
     from rota.commands.engines import engine_service
     from rota.runtime.blame import Blame, kept_beside
-    from rota.runtime.early import EarlyService
+    from rota.runtime.client import EngineClient, early_of
     from rota.runtime.registry import Registry
-    from rota.runtime.start import AdapterLook
+    from rota.runtime.supervisor import AdapterLook
     from rota.server.access.exposure import check_exposure
     from rota.server.door.door import Door
     from rota.server.door.port import hold_metrics_port, hold_port
@@ -141,10 +140,11 @@ def _serve(
     first = AdapterLook(partial(first_of, config, entries))
     config = told_later(config)
     blame = Blame(kept_beside(server.api_key_file))
-    # The engine starts, and the server gets ready beside it: thousands of adapters must not keep the engine waiting.
-    engines = EarlyService(engine_service(config, server, make_device, first, blame))
-    with engines.begun():
-        adapters = [registry.add(entry) for entry in entries]
+    adapters = [registry.add(entry) for entry in entries]
+    early = early_of(len(adapters), config.lora.max_loaded_loras)
+    client = EngineClient(engine_service(config, server, make_device, first, blame), adapters, early)
+    # The engine starts, and the server gets ready beside it.
+    with client.begun():
         _listen(
             _Start(
                 config=config,
@@ -154,8 +154,7 @@ def _serve(
                 door=door,
                 ports=ports,
                 registry=registry,
-                adapters=adapters,
-                engines=engines,
+                client=client,
                 blame=blame,
                 resolver_prefix=resolver_prefix,
                 on_ready=on_ready,
@@ -175,8 +174,7 @@ class _Start:
     door: Door
     ports: tuple[socket.socket, socket.socket | None]
     registry: Registry
-    adapters: Sequence[Adapter]
-    engines: Service
+    client: EngineClient
     blame: Blame
     resolver_prefix: Prefix | None
     on_ready: Callable[[str], None] | None
@@ -186,8 +184,6 @@ class _Start:
 def _listen(start: _Start) -> None:
     """Serve until a signal. The web framework and the tokenizer are loaded here, while the engine loads the model."""
     from rota.commands.announcement import announce
-    from rota.runtime.closable import ClosableService
-    from rota.runtime.preloaded import PreloadedService, early_of
     from rota.server.access.access import Access
     from rota.server.access.exposure import describe, load_refusal
     from rota.server.access.key_file import KeyWatch
@@ -199,13 +195,11 @@ def _listen(start: _Start) -> None:
     from rota.server.resolver import NameLookup
     from rota.text.tokenizer import Tokenizer
 
-    config, server, keys, registry = start.config, start.server, start.keys, start.registry
+    config, server, keys, registry, service = start.config, start.server, start.keys, start.registry, start.client
     folder = Path(registry.base.path)
     tokenizer = Tokenizer(folder)
     holder, metrics_holder = start.ports
     metrics_port = MetricsPort(metrics_holder, server) if metrics_holder else None
-    early = early_of(len(start.adapters), config.lora.max_loaded_loras)
-    service = ClosableService(PreloadedService(start.engines, start.adapters, early))
     own_name = None if server.allow_anyone else server.host
     refusal, origins = load_refusal(server, keys, config.lora.adapter_root), server.allowed_origins
     access = Access(registry, keys, refusal, own_name=own_name, allowed_origins=origins, blame=start.blame)

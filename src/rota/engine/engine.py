@@ -29,13 +29,14 @@ from rota.engine.model.protocol import Model
 from rota.engine.model.spec import ModelSpec
 from rota.engine.parallel.group import ONE_RANK, RankGroup
 from rota.engine.parallel.shard import WHOLE, Shard
-from rota.engine.progress import tell_progress, tracked
+from rota.engine.progress import tracked
 from rota.engine.sampling.sampler import Sampler
 from rota.engine.sampling.vocabulary import RankVocabulary
 from rota.engine.step.device_step import LoraBatch
 from rota.engine.step.frames import MOST_CHUNKS, PromptRoom, StepFrame, decode_frames, mixed_frames
 from rota.engine.step.graphs import Kind
 from rota.engine.step.inputs import Rows
+from rota.start import START
 
 
 class Engine:
@@ -151,7 +152,7 @@ class Engine:
         for frame, has_adapters in self._kinds(prompts):
             inputs = torch.from_numpy(self._computation.padding(frame, has_adapters)).to(self._device)
             self._computation.compute(inputs, frame, has_adapters)
-            tell_progress("Compiling kernels")
+            START.tell_progress("Compiling kernels")
         self.warm_up()
 
     def warm_up(self) -> None:
@@ -159,7 +160,7 @@ class Engine:
 
         On a CPU both are timed: scheduler and supervisor must know how long a step takes before they have seen one.
         """
-        tell_progress("Warming up")
+        START.tell_progress("Warming up")
         block_size, longest = self.capacity.block_size, self.capacity.max_sequence_tokens
         prompt = (0,) * min(block_size, longest - 1)
         blocks = tuple(BlockId(block) for block in range(len(prompt) // block_size + 1))
@@ -199,7 +200,7 @@ class Engine:
     @torch.inference_mode()
     def seconds_of_step(self, tokens: int, threads: int) -> float:
         """How long a decode step of `tokens` tokens takes on a CPU with `threads` threads."""
-        tell_progress("Timing steps")
+        START.tell_progress("Timing steps")
         torch.set_num_threads(threads)
         frame = StepFrame(tokens)
         inputs = torch.from_numpy(self._computation.padding(frame, has_adapters=False))

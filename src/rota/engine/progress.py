@@ -13,23 +13,12 @@ from typing import Any, Self, TextIO, TypeVar
 from rich.filesize import decimal
 from tqdm import tqdm
 
+from rota.start import START
+
 LINE_EVERY_S = 10.0
 BYTES = "B"
 
 Item = TypeVar("Item")
-
-_listeners: list[Callable[[str], None]] = []
-
-
-def listen_for_progress(listener: Callable[[str], None]) -> None:
-    """Call `listener` from now on whenever long work goes on in this process, from any thread."""
-    _listeners[:] = [listener]
-
-
-def tell_progress(title: str) -> None:
-    """Long work goes on; for work that has no `Progress` of its own."""
-    for listener in _listeners:
-        listener(title)
 
 
 class Progress:
@@ -64,7 +53,7 @@ class Progress:
     def update(self, more: int = 1) -> None:
         """`more` units are done."""
         self._done += more
-        tell_progress(self._title)
+        START.tell_progress(self._title)
         if self._bar is not None:
             self._bar.update(more)
         elif self._is_line_due():

@@ -18,15 +18,14 @@ from rota.engine.folders.builtin import builtin_adapters, builtin_model_folder
 from rota.engine.folders.hub import model_folder
 from rota.engine.lora.files.brought import Brought
 from rota.engine.lora.files.ranks import needs_of, pages_for
-from rota.engine.progress import listen_for_progress
 from rota.extensions import needed
 from rota.llm.adapter_room import AdapterRoom
 from rota.policy.policy_options import policy_config
-from rota.runtime.start import known_autotuned, process_began_at, tell_autotuned, tell_progress, wait_for_first
 from rota.runtime.world import Device
 from rota.sources.locator import Locator
 from rota.sources.prefix import Prefix
 from rota.sources.sources import Sources, sources_at
+from rota.start import START
 
 ENGINE_CONFIGS = (ModelConfig, CacheConfig, SchedulerConfig, LoraConfig, PolicyConfig)
 
@@ -141,16 +140,15 @@ def _build_engine(config: EngineConfig) -> Device[Any]:
 
     room = AdapterRoom()
     room.start()
-    listen_for_progress(tell_progress)  # a follower's progress is a sign of life to its leader
-    stage = StageRecorder(process_began_at())
+    stage = StageRecorder(START.began_at())
     stage.note_past("imports")
-    autotuned = AutotuneCache(known_autotuned())
+    autotuned = AutotuneCache(START.autotuned)
     if config.first is None:
-        config = replace(config, first=wait_for_first())
+        config = replace(config, first=START.wait_for_first())
     engine = build_engine(config, stage=stage, autotuned=autotuned, ask=room.ask)
     weakref.finalize(engine, room.end)  # of an engine that is never closed
     engine.closing.callback(room.close)
-    tell_autotuned(autotuned.made)
+    START.autotuned = autotuned.made
     if config.rank == 0 and engine.capacity.vocabulary and config.model.model_path:  # other ranks draw no tokens
         engine.use_grammars(LlGrammars(partial(Tokenizer, config.model.model_path), engine.capacity.vocabulary))
     return engine

@@ -31,12 +31,12 @@ from rota.runtime.loop import run
 from rota.runtime.service import BuildDevice, explain, is_own
 from rota.runtime.spares import Spares
 from rota.runtime.spool import Arrivals
-from rota.runtime.start import listen_for_first, listen_for_last_words, listen_for_progress, made_autotuned
 from rota.runtime.timeouts import KILL_S, LINGER_S, EngineTimeouts
 from rota.runtime.watch import Death, OnEvents, OnReady, OnWaiting, Watch
 from rota.runtime.wire import EarlyRecords, Failed, Outbox, Ready, Record, SocketInbox, encode, open_socket
 from rota.runtime.world import LeadsRanks, stages_of
 from rota.scheduler import Scheduler
+from rota.start import START
 
 # ── line ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 # A line is the pair of sockets between an engine's process and its server, as the engine holds it.
@@ -129,8 +129,7 @@ def engine_main(build_device: BuildDevice, config: EngineConfig, endpoints: Endp
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     line = endpoints.open(context)
     outbox = Outbox(line.outlet)
-    listen_for_progress(outbox.tell_progress)
-    listen_for_last_words(partial(_end_with, outbox))
+    START.tell_progress, START.end_with = outbox.tell_progress, partial(_end_with, outbox)
     exit_code = 0
     try:
         _serve(build_device, config, line.inbox, outbox)
@@ -147,12 +146,12 @@ def engine_main(build_device: BuildDevice, config: EngineConfig, endpoints: Endp
 
 def _serve(build_device: BuildDevice, config: EngineConfig, inbox: zmq.Socket[bytes], outbox: Outbox) -> None:
     early = EarlyRecords(inbox, outbox.tell_progress)
-    listen_for_first(early.wait_for_first)
+    START.wait_for_first = early.wait_for_first
     device = build_device()
     exchange, caller = _exchange(config)
     scheduler = Scheduler.from_config(config, device.capacity, exchange)
     freeze_heap()
-    outbox.send([Ready(device.capacity, stages_of(device), made_autotuned())])
+    outbox.send([Ready(device.capacity, stages_of(device), START.autotuned)])
     arrivals = Arrivals()
     messages = SocketInbox(inbox, caller.fileno() if caller else None, arrivals.take, early.others)
     world = LiveWorld(device, messages, Heartbeat(outbox.tell_alive, StepTimes.of(device.capacity)), caller)

@@ -19,8 +19,8 @@ from rota.core.capacity import Capacity
 from rota.machine import usable_processors
 from rota.runtime.children import start_child
 from rota.runtime.lifeline import die_with
-from rota.runtime.start import count_from_now
 from rota.runtime.timeouts import KILL_S
+from rota.start import START
 
 # ── spare ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 # A spare is a process that has done an engine's imports and waits for its orders: it holds no device, only memory.
@@ -102,7 +102,7 @@ def _wait(prepare: bytes, line: socket.socket, parent: int) -> None:
             return  # the server is gone, or wants no spare any more
         work, arguments = pickle.load(heard)
     _set_oom(usual)
-    count_from_now()
+    START.work_began_at = time.monotonic()
     work(*arguments)
 
 

@@ -6,16 +6,16 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import zmq
 
 from rota.core.adapter import Adapter
 from rota.core.capacity import Capacity
-from rota.core.config import EngineConfig
+from rota.core.config import EngineConfig, FirstAdapters
 from rota.core.errors import Fault
 from rota.core.events import EngineRestarted, Event
 from rota.core.messages import AddAdapter, Message
@@ -24,10 +24,10 @@ from rota.runtime.blame import Blame
 from rota.runtime.process import EngineProcess
 from rota.runtime.promises import Promises
 from rota.runtime.service import BuildDevice, Deliver, ServicePhase, ServiceState, StateBoard, explain, refuse
-from rota.runtime.start import AdapterLook, build_with
 from rota.runtime.timeouts import EngineTimeouts
 from rota.runtime.watch import Death, OnEvents, OnReady, OnWaiting
 from rota.runtime.wire import First, Ready, Record, Stop
+from rota.start import START
 
 LOG = logging.getLogger("rota.engine")
 
@@ -61,6 +61,24 @@ class SupervisedEngine(Protocol):
     def kill(self) -> None: ...
 
     def close(self) -> None: ...
+
+
+class AdapterLook:
+    """A look at the adapters to start with, which blocks: made once, in a thread, when it is first asked for."""
+
+    def __init__(self, look: Callable[[], FirstAdapters]) -> None:
+        self._look = look
+        self._lock = threading.Lock()
+        self._found: Future[FirstAdapters] | None = None
+
+    def begin(self) -> Future[FirstAdapters]:
+        """For any thread; the same for all. Called once the engine's process runs: its imports take longer."""
+        with self._lock:
+            if self._found is None:
+                pool = ThreadPoolExecutor(1, "rota-first")
+                self._found = pool.submit(self._look)
+                pool.shutdown(wait=False)
+            return self._found
 
 
 NewEngine = Callable[[zmq.Context[zmq.Socket[bytes]], BuildDevice, EngineConfig], SupervisedEngine]
@@ -275,5 +293,11 @@ class SupervisedService:
             self._context.destroy(linger=0)  # also the sockets of an engine that failed during its start
 
     def _new_engine(self) -> SupervisedEngine:
-        build = partial(build_with, self._autotuned, self._build_device) if self._autotuned else self._build_device
+        build = partial(_build_knowing, self._autotuned, self._build_device) if self._autotuned else self._build_device
         return self._make_engine(self._context, build, self._config)
+
+
+def _build_knowing(autotuned: tuple[AutotuneResult, ...], build_device: BuildDevice) -> Any:
+    """Build a device that need not try out what an engine before it has tried out. Runs in the engine's process."""
+    START.autotuned = autotuned
+    return build_device()

@@ -17,7 +17,7 @@ from rota.core.config import ServerConfig
 from rota.core.errors import EngineLostError, RotaError
 from rota.observe.meters import ConnectionMeters
 from rota.runtime.children import freeze_heap
-from rota.runtime.closable import ClosableService
+from rota.runtime.client import EngineClient
 from rota.runtime.service import ServicePhase
 from rota.server.door.connection import BoundedConnection
 from rota.server.door.door import Door
@@ -59,7 +59,7 @@ class GracefulServer(uvicorn.Server):
     def __init__(
         self,
         app: FastAPI,
-        service: ClosableService,
+        service: EngineClient,
         door: Door,
         drain_s: float,
         say: Say,
@@ -146,7 +146,7 @@ class GracefulServer(uvicorn.Server):
 def listen(
     holder: socket.socket,
     app: FastAPI,
-    service: ClosableService,
+    service: EngineClient,
     config: ServerConfig,
     announce: Callable[[str], None],
     say: Say = print,

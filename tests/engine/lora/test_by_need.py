@@ -25,6 +25,7 @@ from rota.engine.lora.files.checkpoint import read_checkpoint
 from rota.engine.model.sites import SITES
 from rota.engine.parallel.group import ONE_RANK, RankGroup
 from rota.llm.config import build_device, engine_config, first_adapters, locate_model, told_later, with_first
+from rota.start import START
 from tests.engine.lora.adapter_factory import load_with_peft, make_adapter
 from tests.engine.lora.llama import LLAMA_8B
 from tests.engine.model_factory import make_tiny_model
@@ -113,7 +114,7 @@ def test_an_engine_has_the_slots_that_its_first_adapters_need(model, adapters, n
 
 def test_an_engine_whose_server_still_looks_at_its_adapters_waits_for_what_they_need(model, monkeypatch):
     found = FirstAdapters(count=2, rank=20, pages=4)
-    monkeypatch.setattr("rota.runtime.start._waiters", [lambda: found])
+    monkeypatch.setattr(START, "wait_for_first", lambda: found)
     capacity = build_device(told_later(config(model, []))).capacity
     assert (capacity.slots, capacity.slot_rank, capacity.pages) == (8, 24, 11)
 

@@ -15,8 +15,7 @@ from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, Event
 from rota.core.ids import AdapterId
 from rota.core.messages import AdapterFailed, Inspect, Message, RemoveAdapter
 from rota.core.tenant import Tenant
-from rota.runtime.closable import ClosableService
-from rota.runtime.preloaded import PreloadedService
+from rota.runtime.client import EngineClient
 from rota.runtime.replicas.router import Router
 from rota.runtime.replicas.service import ReplicatedService
 from rota.runtime.service import BuildDevice, InProcessService, ServicePhase
@@ -332,7 +331,7 @@ def test_a_stop_aborts_whoever_is_open_and_ends_who_is_held():
 def test_the_layers_above_work_over_several_engines_as_over_one():
     adapters = [add_adapter(number).adapter for number in (1, 2)]
     replicas = [InProcessService(FakeDevice, one) for one in configs(None, 2)]
-    service = ClosableService(PreloadedService(ReplicatedService(replicas), adapters))
+    service = EngineClient(ReplicatedService(replicas), adapters)
     listener = Listener()
     service.start(listener)
     assert service.wait_until_ready().slots == 2

@@ -9,7 +9,7 @@ import httpx
 
 from rota.core.lora_paths import LoraPath
 from rota.llm.config import build_device, engine_config
-from rota.runtime.preloaded import PreloadedService
+from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
 from rota.server.answers.respond import VERSION_HEADER
 from rota.server.app import create_app
@@ -38,7 +38,7 @@ def test_answers_before_and_after_an_update_are_those_of_peft_with_the_version_t
     config = engine_config({"model_path": str(folder), **options}, quiet=True)
     registry = Registry("tiny", str(folder))
     first = registry.add(LoraPath(name="poet", path=str(paths[1])))
-    service = PreloadedService(engines(partial(build_device, config), config), [first])
+    service = EngineClient(engines(partial(build_device, config), config), [first])
 
     with (
         running(create_app(service, Tokenizer(folder), registry)) as url,

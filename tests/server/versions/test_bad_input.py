@@ -17,7 +17,7 @@ import pytest
 from rota.core.config import ServerConfig
 from rota.core.lora_paths import LoraPath
 from rota.llm.config import build_device, engine_config
-from rota.runtime.preloaded import PreloadedService
+from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
 from rota.server.access.access import Access
 from rota.server.access.keys import Key, KeyRing, digest_of
@@ -81,7 +81,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         registry.add(LoraPath(name=name, path=str(library.path(kind))))
         for name, kind in (("legal", "a"), ("poet", "c"))
     ]
-    service = PreloadedService(engines(partial(build_device, config), config), first)
+    service = EngineClient(engines(partial(build_device, config), config), first)
     server = ServerConfig(max_body_mb=1, max_adapter_body_mb=1)
     app = create_app(service, Tokenizer(library.model_folder), registry, access=Access(registry, RING), config=server)
     before, tempfile.tempdir = tempfile.tempdir, str(spools)

@@ -16,7 +16,7 @@ import pytest
 from rota.core.config import EngineConfig
 from rota.core.lora_paths import LoraPath
 from rota.llm.config import build_device, engine_config
-from rota.runtime.preloaded import PreloadedService
+from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
 from rota.runtime.service import BuildDevice, Service, ServicePhase
 from rota.server.answers.respond import VERSION_HEADER
@@ -70,7 +70,7 @@ class Stage:
 def staged(model: Path, first: Path, build: BuildDevice, config: EngineConfig | None = None) -> Iterator[Stage]:
     registry = Registry("tiny", str(model))
     service = processes(build, config)
-    whole = PreloadedService(service, [registry.add(LoraPath(name="legal", path=str(first)))])
+    whole = EngineClient(service, [registry.add(LoraPath(name="legal", path=str(first)))])
     app = create_app(whole, Tokenizer(model), registry)
     with running(app) as url, httpx.Client(base_url=url) as client:
         whole.wait_until_ready()

@@ -15,7 +15,7 @@ import pytest
 
 from rota.core.lora_paths import LoraPath
 from rota.llm.config import build_device, engine_config
-from rota.runtime.preloaded import PreloadedService
+from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
 from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
@@ -40,7 +40,7 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Cl
     options = {"device": "cpu", "dtype": "float32", "kv_blocks": 64, "max_running_requests": 4}
     config = engine_config({"model_path": str(folder), **options}, quiet=True)
     registry = Registry("tiny", str(folder))
-    service = PreloadedService(
+    service = EngineClient(
         engines(partial(build_device, config), config), [registry.add(LoraPath(name="poet", path=str(path)))]
     )
     with (

@@ -15,7 +15,7 @@ from rota.engine.model.linear import Projection
 from rota.engine.model.sites import site_shapes
 from rota.engine.model.spec import ModelSpec
 from rota.engine.parallel.shard import WHOLE, Cut, Shard
-from rota.engine.progress import BYTES, Progress, tell_progress
+from rota.engine.progress import BYTES, Progress
 from rota.engine.quantised.maker import MatrixMaker, StoredMatrix
 from rota.engine.weights.finite import FiniteCheck
 from rota.engine.weights.layouts.table import read_layout
@@ -24,6 +24,7 @@ from rota.engine.weights.pinned import CopierFor, pinned_on_gpu
 from rota.engine.weights.read_ahead import USUAL_SETUP, Copier, Copy, RingSetup, WeightRing
 from rota.engine.weights.shards import FileRange, Shards
 from rota.engine.weights.stored import StoredMatrices
+from rota.start import START
 
 # ── reading ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 # Reading is the source of matrices while a folder is loaded: it copies, dequantises where need be, and counts.
@@ -191,7 +192,7 @@ def dummy_weights(
         target.normal_(0.0, target.shape[-1] ** -0.5, generator=generator)
 
     def fill(name: str, target: Tensor) -> None:
-        tell_progress("Drawing weights")
+        START.tell_progress("Drawing weights")
         if name.endswith("norm.weight"):
             target.fill_(1.0)
             return

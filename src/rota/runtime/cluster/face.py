@@ -18,8 +18,7 @@ from rota.runtime.cluster.service import ClusterService, EngineMaker, ReplicaGro
 from rota.runtime.ranks.face import facts
 from rota.runtime.replicas.face import ReplicatedService, Router
 from rota.runtime.service import Service
-from rota.runtime.start import AdapterLook
-from rota.runtime.supervisor import SupervisedService
+from rota.runtime.supervisor import AdapterLook, SupervisedService
 from rota.runtime.timeouts import EngineTimeouts
 
 # Builds the device of an engine, in the engine's process. It travels there.

@@ -35,10 +35,10 @@ from rota.runtime.ranks.meeting import (
 )
 from rota.runtime.ranks.processes import FollowerJob, FollowerProcess, LaunchedProcess
 from rota.runtime.service import explain
-from rota.runtime.start import know_autotuned, listen_for_progress, tell_progress
 from rota.runtime.timeouts import LINGER_S
 from rota.runtime.wire import Failed, Outbox, Ready, Stop
 from rota.runtime.world import Device
+from rota.start import START
 
 # ── follower ────────────────────────────────────────────────────────────────────────────────────────────────────────
 # A follower replays the leader's plans on its own device, until the leader says `Stop` or is gone.
@@ -124,9 +124,8 @@ def _serve(
     reports.routing_id = welcome.name
     reports.connect(welcome.reports)
     outbox = Outbox(reports)
-    listen_for_progress(outbox.tell_progress)
-    tell_progress("Building")
-    know_autotuned(job.autotuned)
+    START.tell_progress, START.autotuned = outbox.tell_progress, job.autotuned
+    START.tell_progress("Building")
     try:
         device = job.make_device(replace(job.config, meeting=welcome.meeting))
 

@@ -28,10 +28,10 @@ from rota.core.stages import Stage
 from rota.runtime.heartbeat import BEAT_S
 from rota.runtime.ranks.meeting import MEET_S, MakeDevice, Meeting, Socket, facts, open_line
 from rota.runtime.ranks.processes import FollowerJob, FollowerProcesses, LaunchedProcess, torchrun_place
-from rota.runtime.start import EndWith, end_with, known_autotuned
 from rota.runtime.timeouts import EngineTimeouts, Silence
 from rota.runtime.wire import Alive, Building, Failed, Ready, decode
 from rota.runtime.world import ChecksAdapters, Device, FollowsGrammars, Ticket, stages_of
+from rota.start import START
 
 # ── agreement ───────────────────────────────────────────────────────────────────────────────────────────────────────
 # Ranks agree on adapters: what the scheduler hears of an adapter is what all ranks have said.
@@ -160,7 +160,7 @@ class ReportListener:
         names: Mapping[bytes, int],
         agreement: Agreement,
         processes: FollowerProcesses,
-        end: EndWith,
+        end: Callable[[str], None],
         timeouts: EngineTimeouts,
     ) -> None:
         self._socket = socket
@@ -383,7 +383,7 @@ def lead(
         port = lines.reports.bind_to_random_port("tcp://*" if place else f"tcp://{_HERE}")
         names = lines.meeting.welcome(config.meeting, f"tcp://{host}:{port}")
         agreement = Agreement(range(size))
-        listener = ReportListener(lines.reports, names, agreement, lines.processes, end_with, timeouts)
+        listener = ReportListener(lines.reports, names, agreement, lines.processes, START.end_with, timeouts)
         listener.start()
         undo.callback(listener.close)
         device = _built(make_device, config, listener)
@@ -431,7 +431,7 @@ def _open_lines(
             address=meeting.address,
             secret=secret,
             meet_s=meet_s,
-            autotuned=known_autotuned(),
+            autotuned=START.autotuned,
         )
         for rank in range(1, size)
         if place is None

@@ -17,10 +17,10 @@ import zmq
 from rota.core.config import EngineConfig
 from rota.core.errors import ConfigError, EngineDiedError
 from rota.core.plan import StepPlan
-from rota.runtime.start import tell_progress
 from rota.runtime.timeouts import LINGER_S
 from rota.runtime.wire import Codec, Stop, open_socket
 from rota.runtime.world import Device
+from rota.start import START
 
 # ── records ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 # What ranks say to each other.
@@ -194,7 +194,7 @@ class Meeting:
                 raise EngineDiedError(_absent(missing, within_s))
             if reason := complaint():
                 raise EngineDiedError(reason)
-            tell_progress("Waiting for other ranks")
+            START.tell_progress("Waiting for other ranks")
             if self._socket.poll(_LOOK_MS):
                 self._greet()
 

@@ -7,7 +7,7 @@ import pytest
 from rota.core.config import EngineConfig
 from rota.core.events import AdapterAdded
 from rota.core.ids import AdapterId
-from rota.runtime.early import EarlyService
+from rota.runtime.client import EngineClient
 from rota.runtime.service import InProcessService, ServicePhase
 from tests.builders import add_adapter, submit
 from tests.fakes import FakeDevice
@@ -24,7 +24,7 @@ class Running:
 
 def test_events_before_the_reader_are_kept_in_order_and_later_ones_follow():
     running, heard = Running(), []
-    service = EarlyService(running)
+    service = EngineClient(running)
     first, second, third = (AdapterAdded(AdapterId(number), 0.0) for number in (1, 2, 3))
     with service.begun():
         running.say([first])
@@ -36,7 +36,7 @@ def test_events_before_the_reader_are_kept_in_order_and_later_ones_follow():
 
 
 def test_it_serves_requests_that_came_before_its_reader():
-    service, listener = EarlyService(InProcessService(FakeDevice, EngineConfig())), Listener()
+    service, listener = EngineClient(InProcessService(FakeDevice, EngineConfig())), Listener()
     with service.begun():
         service.wait_until_ready(TIMEOUT_S)
         service.send(add_adapter(1))
@@ -48,7 +48,7 @@ def test_it_serves_requests_that_came_before_its_reader():
 
 
 def test_a_start_that_fails_stops_what_has_begun():
-    service = EarlyService(InProcessService(FakeDevice, EngineConfig()))
+    service = EngineClient(InProcessService(FakeDevice, EngineConfig()))
 
     def fail() -> None:
         with service.begun():

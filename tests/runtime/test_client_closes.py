@@ -7,7 +7,7 @@ import pytest
 from rota.core.config import EngineConfig
 from rota.core.errors import FaultCode, RequestError
 from rota.core.events import Event, Finished, FinishReason
-from rota.runtime.closable import ClosableService
+from rota.runtime.client import EngineClient
 from rota.runtime.service import InProcessService, ServicePhase
 from tests.builders import abort, add_adapter, submit
 from tests.fakes import FakeDevice, folded
@@ -30,7 +30,7 @@ def ended() -> list[Event]:
 def service(ended):
     """A service that gets no further than a few tokens until the gate is open."""
     GATE.clear()
-    service = ClosableService(InProcessService(lambda: FakeDevice(next_token=gated), EngineConfig()))
+    service = EngineClient(InProcessService(lambda: FakeDevice(next_token=gated), EngineConfig()))
     service.start(lambda events: ended.extend(event for event in events if isinstance(event, Finished)))
     service.wait_until_ready()
     yield service
@@ -57,7 +57,7 @@ def test_a_drain_returns_when_the_last_request_has_ended(service, ended):
 
 
 def test_a_request_is_waited_for_until_its_ending_has_been_told():
-    service = ClosableService(InProcessService(FakeDevice, EngineConfig()))
+    service = EngineClient(InProcessService(FakeDevice, EngineConfig()))
     open_when_told: list[int] = []
     service.start(
         lambda events: open_when_told.extend(service.open_requests for event in events if isinstance(event, Finished))
@@ -95,7 +95,7 @@ def test_a_request_may_still_be_aborted_while_the_service_drains(service, ended)
 
 
 def test_a_request_that_a_dead_service_refuses_is_not_waited_for():
-    service = ClosableService(InProcessService(FakeDevice, EngineConfig()))
+    service = EngineClient(InProcessService(FakeDevice, EngineConfig()))
     service.start(lambda _: None)
     service.wait_until_ready()
     service.stop()

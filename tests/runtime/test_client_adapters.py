@@ -14,8 +14,8 @@ from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, Engin
 from rota.core.ids import AdapterId
 from rota.core.messages import AddAdapter, Message, MoveRequests, RemoveAdapter, Submit
 from rota.core.plan import StepPlan
+from rota.runtime.client import EngineClient, early_of
 from rota.runtime.live import MOST_CHECKED
-from rota.runtime.preloaded import PreloadedService, early_of
 from rota.runtime.service import BuildDevice, InProcessService, Service, ServicePhase
 from rota.runtime.supervisor import SupervisedService
 from tests.builders import add_adapter, submit
@@ -24,9 +24,9 @@ from tests.runtime.services import Listener
 from tests.waiting import TIMEOUT_S, until
 
 
-def preloaded(build_device: BuildDevice, *paths: str) -> tuple[PreloadedService, Listener]:
+def preloaded(build_device: BuildDevice, *paths: str) -> tuple[EngineClient, Listener]:
     adapters = [add_adapter(number, path=path).adapter for number, path in enumerate(paths, 1)]
-    service, listener = PreloadedService(InProcessService(build_device, EngineConfig()), adapters), Listener()
+    service, listener = EngineClient(InProcessService(build_device, EngineConfig()), adapters), Listener()
     service.start(listener)
     return service, listener
 
@@ -111,7 +111,7 @@ def test_an_adapter_that_turns_out_bad_after_the_start_is_told_and_its_requests_
 def test_an_engine_that_is_killed_while_it_reads_comes_back_with_all_adapters():
     adapters = [add_adapter(number).adapter for number in (1, 2, 3)]
     engine, listener = SupervisedService(EndlessDisk, EngineConfig()), Listener()
-    service = PreloadedService(engine, adapters)
+    service = EngineClient(engine, adapters)
     service.start(listener)
     try:
         service.wait_until_ready(TIMEOUT_S)
@@ -141,10 +141,10 @@ class Noting(InProcessService):
         super().send(message)
 
 
-def many(engine: Service, adapters: int, early: int, **fields: Any) -> tuple[PreloadedService, Listener]:
+def many(engine: Service, adapters: int, early: int, **fields: Any) -> tuple[EngineClient, Listener]:
     """A service with so many adapters, of which the last has these fields."""
     named = [add_adapter(number, **(fields if number == adapters else {})).adapter for number in range(1, adapters + 1)]
-    service, listener = PreloadedService(engine, named, early), Listener()
+    service, listener = EngineClient(engine, named, early), Listener()
     service.start(listener)
     return service, listener
 
