@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rota.observe.exposition import PICKER_METRICS
-from rota.observe.metric_table import METRICS, Metric
+from rota.observe.metric import Metric
+from rota.observe.metric_table import METRICS, PICKER_METRICS
 from rota.server.errors import ERROR_KINDS
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from prometheus_client.parser import text_string_to_metric_families
 
 from rota.core.events import Inspected
-from rota.observe.exposition import EngineReport, render, snapshot
+from rota.observe.exposition import pieces
 from rota.observe.metrics import Metrics
+from rota.observe.snapshot import EngineReport, Snapshot, process_stats_of
 
 
 class Scrape:
@@ -29,4 +32,10 @@ def scrape(
     metrics: Metrics, inspected: Inspected | None = None, is_up: bool = True, engine_pid: int | None = None
 ) -> Scrape:
     report = EngineReport(is_up=is_up, pid=engine_pid, inspected=inspected)
-    return Scrape(render(snapshot(metrics, [report])).decode())
+    return Scrape(text_of(metrics, [report]))
+
+
+def text_of(metrics: Metrics, reports: Sequence[EngineReport], wall_at: float | None = None) -> str:
+    """The whole text at once."""
+    stats = process_stats_of(reports)
+    return "".join(pieces(Snapshot(metrics=metrics, reports=tuple(reports), stats=stats, wall_at=wall_at)))

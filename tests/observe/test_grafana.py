@@ -10,7 +10,8 @@ from typing import Any
 import promql_parser as promql
 import pytest
 
-from rota.observe.metric_table import METRICS, Metric
+from rota.observe.metric import Metric
+from rota.observe.metric_table import METRICS
 
 FILE = Path(__file__).parents[2] / "docs/grafana/rota-dashboard.json"
 DASHBOARD = json.loads(FILE.read_text("utf-8"))

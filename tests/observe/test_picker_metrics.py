@@ -7,11 +7,11 @@ import pytest
 
 from rota.core.events import AdapterStanding, Inspected, SlotChanged, SlotState
 from rota.core.ids import BASE, AdapterId, EngineId, Slot
-from rota.observe.exposition import EngineReport, render, snapshot
 from rota.observe.metrics import Metrics
+from rota.observe.snapshot import EngineReport
 from tests.builders import capacity
 from tests.observe.picker import Pod, picked
-from tests.observe.scraped import Scrape
+from tests.observe.scraped import Scrape, text_of
 
 NAMES = {1: "pirate", 2: "poet", 3: "parrot", 4: "rhyme, or reason", 5: 'quo"te\\'}
 
@@ -51,7 +51,7 @@ def text(metrics: Metrics, *answers: Inspected | None) -> str:
         EngineReport(engine_id=EngineId(number), capacity=capacity(blocks=10, slots=2), inspected=one)
         for number, one in enumerate(answers)
     ]
-    return render(snapshot(metrics, reports, time.time())).decode()
+    return text_of(metrics, reports, time.time())
 
 
 def test_totals_of_all_engines_are_one_sample_each():
@@ -125,6 +125,6 @@ def test_an_engine_that_does_not_answer_leaves_what_it_holds_to_be_read():
 
 
 def test_without_a_wall_clock_there_are_no_names_of_the_picker():
-    plain = render(snapshot(metrics(), [EngineReport(inspected=inspected())])).decode()
+    plain = text_of(metrics(), [EngineReport(inspected=inspected())])
 
     assert "vllm:" not in plain

@@ -4,8 +4,8 @@ import json
 import os
 import sys
 
-from rota.observe.exposition import process_stats
 from rota.observe.metrics import Metrics
+from rota.observe.snapshot import process_stats
 from tests.observe.scraped import scrape
 from tests.processes import run_program, started
 
@@ -13,7 +13,7 @@ from tests.processes import run_program, started
 SCRIPT = """
 import json, os, resource, threading, time
 from dataclasses import asdict
-from rota.observe.exposition import process_stats
+from rota.observe.snapshot import process_stats
 before = process_stats(os.getpid())
 with open(os.devnull):
     threading.Thread(target=threading.Event().wait, daemon=True).start()

@@ -1,9 +1,11 @@
-"""Meters are plain numbers that events change; they are formatted only when they are scraped."""
+"""Meters are plain numbers that events change, and each is a metric with its name and meaning beside it.
+
+They are formatted only when they are scraped.
+"""
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,10 +13,9 @@ from enum import StrEnum
 from typing import Generic, Protocol, TypeVar
 
 from rota.core.adapter import OTHER_LABEL
+from rota.observe.metric import Histogram, counter, gauge, histogram
 
 # ── meters ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-# Meters are plain numbers that events change; they are formatted only when they are scraped.
-#
 # A library's histogram takes a lock and walks its buckets; at 256 tokens a step that would delay answers. So meters
 # have no lock, and only one thread changes them.
 
@@ -26,25 +27,6 @@ DURATIONS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 2
 LIFETIMES = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0)
 
 
-class Histogram:
-    """The number of values between one bound and the next, and the sum of all values.
-
-    `written` keeps the text of the last scrape with the counts of then: between two scrapes few histograms change.
-    """
-
-    __slots__ = ("bounds", "counts", "sum", "written")
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds = tuple(bounds)
-        self.counts = [0] * (len(self.bounds) + 1)
-        self.sum = 0.0
-        self.written: tuple[list[int], str] = ([], "")
-
-    def add(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.sum += value
-
-
 @dataclass(slots=True)
 class AdapterMeters:
     """The numbers of one adapter's requests, or of all adapters without meters of their own."""
@@ -52,17 +34,25 @@ class AdapterMeters:
     label: str
     open: int = 0  # requests that have not ended
     used_at: float = -math.inf
-    ttft: Histogram = field(default_factory=lambda: Histogram(LATENCIES))
-    queue_wait: Histogram = field(default_factory=lambda: Histogram(LATENCIES))
-    token_gap: Histogram = field(default_factory=lambda: Histogram(GAPS))
-    e2e: Histogram = field(default_factory=lambda: Histogram(LIFETIMES))
-    outcomes: dict[str, int] = field(default_factory=dict)
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
-    preemptions: int = 0
-    loads: int = 0
-    evictions: int = 0
+    outcomes: dict[str, int] = counter(
+        "rota_requests_total",
+        "Requests that ended: by `stop`, `length`, `abort`, or the code of the fault that ended them.",
+        by="outcome",
+    )
+    ttft: Histogram = histogram("rota_ttft_seconds", "From a request's arrival to its first token.", LATENCIES)
+    queue_wait: Histogram = histogram(
+        "rota_queue_wait_seconds", "From a request's arrival to its admission.", LATENCIES
+    )
+    token_gap: Histogram = histogram("rota_token_gap_seconds", "Between two tokens of the same request.", GAPS)
+    e2e: Histogram = histogram(
+        "rota_e2e_seconds", "From arrival to end, of requests that ended by `stop` or `length`.", LIFETIMES
+    )
+    prompt_tokens: int = counter("rota_prompt_tokens_total", "Prompt tokens of requests that had been admitted.")
+    cached_tokens: int = counter("rota_cached_tokens_total", "Prompt tokens whose KV was already in the cache.")
+    output_tokens: int = counter("rota_output_tokens_total", "Tokens produced.")
+    preemptions: int = counter("rota_preemptions_total", "Requests that gave their KV back to be computed again.")
+    loads: int = counter("rota_adapter_loads_total", "Copies of an adapter into a slot.")
+    evictions: int = counter("rota_adapter_evictions_total", "Adapters that left their slot, for any reason.")
 
 
 @dataclass(slots=True)
@@ -70,33 +60,72 @@ class KeyMeters:
     """The numbers of one key's requests, or of all keys without meters of their own."""
 
     label: str
-    open: int = 0  # requests that have not ended
     used_at: float = -math.inf
-    queue_wait: Histogram = field(default_factory=lambda: Histogram(LATENCIES))
-    outcomes: dict[str, int] = field(default_factory=dict)
-    limits_met: dict[str, int] = field(default_factory=dict)
-    prompt_tokens: int = 0
-    output_tokens: int = 0
+    outcomes: dict[str, int] = counter(
+        "rota_key_requests_total",
+        "Requests of a key that ended, by the outcomes of `rota_requests_total`.",
+        by="outcome",
+    )
+    open: int = gauge("rota_key_requests_open", "Requests of a key that have not ended.")
+    queue_wait: Histogram = histogram(
+        "rota_key_queue_wait_seconds", "From the arrival of a key's request to its admission.", LATENCIES
+    )
+    prompt_tokens: int = counter(
+        "rota_key_prompt_tokens_total", "Prompt tokens of a key's requests that had been admitted."
+    )
+    output_tokens: int = counter("rota_key_output_tokens_total", "Tokens produced for a key.")
+    limits_met: dict[str, int] = counter(
+        "rota_key_limits_met_total",
+        "Calls that a limit of their key refused, by the limit's name in the key file.",
+        by="limit",
+    )
 
 
 @dataclass(slots=True)
 class EngineMeters:
     """The numbers of one engine as a whole."""
 
-    delay_passes: Histogram
-    delay_wait: Histogram
-    step_time: Histogram = field(default_factory=lambda: Histogram(DURATIONS))
-    load_time: Histogram = field(default_factory=lambda: Histogram(DURATIONS))
-    drains: dict[str, int] = field(default_factory=dict)
-    delays: dict[str, int] = field(default_factory=dict)
-    routes: dict[str, int] = field(default_factory=dict)
+    is_paused: bool = gauge("rota_paused", "1 while the engine is paused: no step is computed until /resume.", False)
     # From zero: an alarm on the growth of a counter does not see its first value.
-    standstills: dict[str, int] = field(default_factory=lambda: {"waiting": 0, "stuck": 0})
-    rotations: int = 0
-    computed_tokens: int = 0
-    restarts: int = 0
-    losses: int = 0
-    is_paused: bool = False
+    standstills: dict[str, int] = counter(
+        "rota_standstills_total",
+        "How often no step ran for ten seconds while requests were open: they were `waiting` for what was under way, "
+        "such as a slow disk, or `stuck`, because nothing was.",
+        by="kind",
+        of=("waiting", "stuck"),
+    )
+    restarts: int = counter("rota_engine_restarts_total", "Engines that died and were started again.")
+    losses: int = counter("rota_adapter_losses_total", "How often a restarted engine could not read an adapter again.")
+    step_time: Histogram = histogram("rota_step_seconds", "How long a step took on the device.", DURATIONS)
+    load_time: Histogram = histogram(
+        "rota_adapter_load_seconds",
+        "From the order of a copy into a slot until steps may use the slot.",
+        DURATIONS,
+    )
+    # The config has the bounds of these two.
+    delay_passes: Histogram = histogram(
+        "rota_prefill_delayer_wait_passes", "Passes that prompts were held back, if they were.", ()
+    )
+    delay_wait: Histogram = histogram(
+        "rota_prefill_delayer_wait_seconds", "Seconds that prompts were held back, if they were.", ()
+    )
+    computed_tokens: int = counter(
+        "rota_computed_prompt_tokens_total", "Prompt tokens computed, also for a second time."
+    )
+    rotations: int = counter("rota_rotations_total", "Adapters that took a slot from an adapter with work left.")
+    routes: dict[str, int] = counter(
+        "rota_requests_routed_total",
+        "Requests that were sent to this one of several engines, by the reason.",
+        by="reason",
+    )
+    drains: dict[str, int] = counter(
+        "rota_drains_total", "Drains that were `started`, `finished`, `called_off` or `expired`.", by="state"
+    )
+    delays: dict[str, int] = counter(
+        "rota_prefill_delayer_outcomes_total",
+        "Verdicts that let prompts start: `no_wait`, `wait_success`, `wait_timeout` or `token_watermark`.",
+        by="reason",
+    )
 
 
 def count(counters: dict[str, int], name: str) -> None:
@@ -215,10 +244,21 @@ class Closure(StrEnum):
 class ConnectionMeters:
     """Plain numbers that only the event loop changes."""
 
-    open: int = 0
-    most: int = 0  # that may be open; 0: no server listens yet
-    refused: dict[ConnectionRefusal, int] = field(default_factory=lambda: dict.fromkeys(ConnectionRefusal, 0))
-    closed: dict[Closure, int] = field(default_factory=lambda: dict.fromkeys(Closure, 0))
+    open: int = gauge("rota_connections_open", "Connections that are open.")
+    # 0: no server listens yet.
+    most: int = gauge("rota_connections_limit", "Connections that may be open (`--max-connections`).")
+    refused: dict[ConnectionRefusal, int] = counter(
+        "rota_connections_refused_total",
+        "Connections refused: `address` has as many busy ones as it may have, `all` are busy, or `files` have run out.",
+        by="reason",
+        of=tuple(ConnectionRefusal),
+    )
+    closed: dict[Closure, int] = counter(
+        "rota_connections_closed_total",
+        "Connections closed: `slow_head`, `slow_body`, `slow_reader`, or `made_room` for another while idle.",
+        by="reason",
+        of=tuple(Closure),
+    )
 
 
 # ── traffic meters ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -236,8 +276,14 @@ class TargetMeters:
     label: str
     open: int = 0  # requests that have not ended
     used_at: float = -math.inf
-    ttft: Histogram = field(default_factory=lambda: Histogram(LATENCIES))
-    outcomes: dict[str, int] = field(default_factory=dict)
+    outcomes: dict[str, int] = counter(
+        "rota_target_requests_total",
+        "Requests that ended, of those that an adapter's traffic route sent to a target; outcomes as above.",
+        by="outcome",
+    )
+    ttft: Histogram = histogram(
+        "rota_target_ttft_seconds", "From the arrival of such a request to its first token.", LATENCIES
+    )
 
     @property
     def names(self) -> tuple[str, str]:
@@ -246,15 +292,25 @@ class TargetMeters:
         return (name, target) if target else (OTHER_LABEL, OTHER_LABEL)
 
 
+@dataclass(slots=True)
 class TrafficMeters:
     """Plain numbers that only the event loop changes."""
 
-    def __init__(self, most_targets: int = MOST_TARGETS) -> None:
-        self._targets = Places(most_targets, TargetMeters)
-        self._most_targets = most_targets
-        self._weights: dict[str, Mapping[str, float]] = {}
-        self.rollbacks: dict[str, int] = {}  # by cause
-        self.shadows: dict[str, int] = {}  # by outcome
+    _targets: Places[TargetMeters] = field(default_factory=lambda: Places(MOST_TARGETS, TargetMeters))
+    _weights: dict[str, Mapping[str, float]] = field(default_factory=dict)
+    rollbacks: dict[str, int] = counter(
+        "rota_rollbacks_total",
+        "Traffic routes that were rolled back because a target computed what is `not_a_number`, `failed` to be read, "
+        "was `adapter_failed`, had a source that is away (`source_unavailable`), had no room on the server's disk "
+        "(`disk_full`) or met one that fails (`disk_failed`), was `unloaded`, or was served when an engine died, "
+        "twice (`engine_died`).",
+        by="cause",
+    )
+    shadows: dict[str, int] = counter(
+        "rota_shadow_requests_total",
+        "Copies of requests for shadows, by the outcomes of `rota_requests_total`, or `dropped` for want of room.",
+        by="outcome",
+    )
 
     @property
     def targets(self) -> list[TargetMeters]:
@@ -264,7 +320,7 @@ class TrafficMeters:
     def weights(self) -> list[tuple[tuple[str, str], float]]:
         """The first targets of all routes, by name and target."""
         found = [((name, one), weight) for name, split in self._weights.items() for one, weight in split.items()]
-        return found[: self._most_targets]
+        return found[:MOST_TARGETS]
 
     def asked(self, name: str, target: str, at: float) -> TargetMeters:
         meters = self._targets.take(f"{name}{_BETWEEN}{target}", at)

@@ -1,219 +1,223 @@
-"""All metrics are in one table, with name, kind, labels and meaning, for code, documentation and tests."""
+"""All metrics stand in one table, in the order of `/metrics` and of `docs/metrics.md`.
+
+Most are fields of the records that they are read of (`observe/meters.py`, `observe/snapshot.py`). Those of records that
+also serve others are written here.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
-Kind = Literal["counter", "gauge", "histogram"]
+from rota.core.events import SlotState
+from rota.observe.meters import (
+    AdapterMeters,
+    ConnectionMeters,
+    EngineMeters,
+    KeyMeters,
+    TargetMeters,
+    TrafficMeters,
+)
+from rota.observe.metric import Labels, Metric, metrics_of
+from rota.observe.snapshot import EngineReport, Snapshot, StandingSums
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metric:
-    """One metric as a scraper sees it."""
-
-    kind: Kind
-    name: str
-    labels: tuple[str, ...]
-    sentence: str
-    is_asked: bool = False  # only the engine knows the value, and each scrape asks for it
-
-
-def _metric(kind: Kind, name: str, sentence: str, *labels: str) -> Metric:
-    return Metric(kind=kind, name=f"rota_{name}", labels=labels, sentence=sentence)
-
-
-def _asked(name: str, sentence: str, *labels: str) -> Metric:
-    return Metric(kind="gauge", name=f"rota_{name}", labels=labels, sentence=sentence, is_asked=True)
+Row = tuple[Labels, Any]  # a record and the values of its labels
 
 
-def _process(name: str, sentence: str) -> Metric:
-    """Under the name that every Prometheus client gives it, and so without our own beginning."""
-    return Metric(kind="gauge", name=f"process_{name}", labels=(), sentence=sentence)
+class MetricGroup:
+    """Metrics that are read of the same records: one for each engine, each adapter, each key."""
+
+    def __init__(
+        self,
+        labels: Labels,
+        rows: Callable[[Snapshot], Sequence[Row] | None],
+        *metrics: Metric,
+        is_asked: bool = False,
+    ) -> None:
+        """`rows` gives the records of a snapshot; None: the whole group is left out."""
+        self.rows = rows
+        self.metrics = tuple(
+            replace(one, labels=(*labels, one.by) if one.by else labels, is_asked=is_asked) for one in metrics
+        )
 
 
-ENGINE_UP = _metric("gauge", "engine_up", "1 while the engine serves; 0 while it starts or is down.", "engine")
-ENGINE_GIVEN_UP = _metric(
-    "gauge",
-    "engine_given_up",
-    "1 once the engine stays down, because it died too often; the other engines serve on.",
-    "engine",
-)
-PAUSED = _metric("gauge", "paused", "1 while the engine is paused: no step is computed until /resume.", "engine")
-STANDSTILLS = _metric(
-    "counter",
-    "standstills_total",
-    "How often no step ran for ten seconds while requests were open: they were `waiting` for what was under way, such "
-    "as a slow disk, or `stuck`, because nothing was.",
-    "engine",
-    "kind",
-)
-ENGINE_RESTARTS = _metric("counter", "engine_restarts_total", "Engines that died and were started again.", "engine")
+def _gauge(name: str, sentence: str, read: Callable[[Any], float]) -> Metric:
+    return Metric(kind="gauge", name=name, sentence=sentence, read=read)
 
-CPU = Metric(
-    kind="counter", name="process_cpu_seconds_total", labels=(), sentence="Processor time of the server's process."
-)
-MEMORY = _process("resident_memory_bytes", "Resident memory of the server's process.")
-FILES = _process("open_fds", "Open files and connections of the server's process.")
-MOST_FILES = _process("max_fds", "Files that the server's process may have open.")
-THREADS = _process("threads", "Threads of the server's process.")
-STARTED = _process("start_time_seconds", "When the server's process started, in seconds since 1970.")
-ENGINE_CPU = _metric("counter", "engine_process_cpu_seconds_total", "Processor time of the engine's process.", "engine")
-ENGINE_MEMORY = _metric(
-    "gauge", "engine_process_resident_memory_bytes", "Resident memory of the engine's process.", "engine"
-)
-ENGINE_FILES = _metric("gauge", "engine_process_open_fds", "Open files of the engine's process.", "engine")
-ENGINE_MOST_FILES = _metric(
-    "gauge", "engine_process_max_fds", "Files that the engine's process may have open.", "engine"
-)
-ENGINE_THREADS = _metric("gauge", "engine_process_threads", "Threads of the engine's process.", "engine")
-ENGINE_STARTED = _metric(
-    "gauge",
-    "engine_process_start_time_seconds",
-    "When the engine's process started, in seconds since 1970.",
-    "engine",
-)
 
-REQUESTS = _metric(
-    "counter",
-    "requests_total",
-    "Requests that ended: by `stop`, `length`, `abort`, or the code of the fault that ended them.",
-    "adapter",
-    "outcome",
-)
-WAITING = _asked("requests_waiting", "Requests in the queue.", "adapter")
-RUNNING = _asked("requests_running", "Requests that take part in steps.", "adapter")
-PARKED = _asked("requests_parked", "Requests that hold KV and do not run, for want of a slot or a row.", "adapter")
-OLDEST_WAIT = _asked("oldest_wait_seconds", "How long the longest waiting request has waited.", "adapter")
+# ── processes ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# The server's own process has the names that every Prometheus client gives, and so without our own beginning.
 
-TTFT = _metric("histogram", "ttft_seconds", "From a request's arrival to its first token.", "adapter")
-QUEUE_WAIT = _metric("histogram", "queue_wait_seconds", "From a request's arrival to its admission.", "adapter")
-TOKEN_GAP = _metric("histogram", "token_gap_seconds", "Between two tokens of the same request.", "adapter")
-E2E = _metric(
-    "histogram", "e2e_seconds", "From arrival to end, of requests that ended by `stop` or `length`.", "adapter"
-)
 
-PROMPT_TOKENS = _metric(
-    "counter", "prompt_tokens_total", "Prompt tokens of requests that had been admitted.", "adapter"
-)
-CACHED_TOKENS = _metric("counter", "cached_tokens_total", "Prompt tokens whose KV was already in the cache.", "adapter")
-OUTPUT_TOKENS = _metric("counter", "output_tokens_total", "Tokens produced.", "adapter")
-PREEMPTIONS = _metric(
-    "counter", "preemptions_total", "Requests that gave their KV back to be computed again.", "adapter"
-)
+def _process_metrics(prefix: str, whose: str, files: str) -> list[Metric]:
+    cpu = f"Processor time of the {whose} process."
+    return [
+        Metric(kind="counter", name=f"{prefix}_cpu_seconds_total", sentence=cpu, read=lambda one: one.cpu_s),
+        _gauge(
+            f"{prefix}_resident_memory_bytes",
+            f"Resident memory of the {whose} process.",
+            lambda one: one.resident_bytes,
+        ),
+        _gauge(f"{prefix}_open_fds", f"{files} of the {whose} process.", lambda one: one.open_fds),
+        _gauge(f"{prefix}_max_fds", f"Files that the {whose} process may have open.", lambda one: one.max_fds),
+        _gauge(f"{prefix}_threads", f"Threads of the {whose} process.", lambda one: one.threads),
+        _gauge(
+            f"{prefix}_start_time_seconds",
+            f"When the {whose} process started, in seconds since 1970.",
+            lambda one: one.started_at,
+        ),
+    ]
 
-KEY_REQUESTS = _metric(
-    "counter",
-    "key_requests_total",
-    "Requests of a key that ended, by the outcomes of `rota_requests_total`.",
-    "key",
-    "outcome",
-)
-KEY_OPEN = _metric("gauge", "key_requests_open", "Requests of a key that have not ended.", "key")
-KEY_QUEUE_WAIT = _metric(
-    "histogram", "key_queue_wait_seconds", "From the arrival of a key's request to its admission.", "key"
-)
-KEY_PROMPT_TOKENS = _metric(
-    "counter", "key_prompt_tokens_total", "Prompt tokens of a key's requests that had been admitted.", "key"
-)
-KEY_OUTPUT_TOKENS = _metric("counter", "key_output_tokens_total", "Tokens produced for a key.", "key")
-KEY_LIMITS = _metric(
-    "counter",
-    "key_limits_met_total",
-    "Calls that a limit of their key refused, by the limit's name in the key file.",
-    "key",
-    "limit",
-)
 
-TARGET_REQUESTS = _metric(
-    "counter",
-    "target_requests_total",
-    "Requests that ended, of those that an adapter's traffic route sent to a target; outcomes as above.",
-    "adapter",
-    "target",
-    "outcome",
-)
-TARGET_TTFT = _metric(
-    "histogram", "target_ttft_seconds", "From the arrival of such a request to its first token.", "adapter", "target"
-)
-TARGET_WEIGHT = _metric(
-    "gauge", "target_weight", "The share of an adapter's requests that a target gets.", "adapter", "target"
-)
-ROLLBACKS = _metric(
-    "counter",
-    "rollbacks_total",
-    "Traffic routes that were rolled back because a target computed what is `not_a_number`, `failed` to be read, was "
-    "`adapter_failed`, had a source that is away (`source_unavailable`), had no room on the server's disk "
-    "(`disk_full`) or met one that fails (`disk_failed`), was `unloaded`, or was served when an engine died, twice "
-    "(`engine_died`).",
-    "cause",
-)
-SHADOWS = _metric(
-    "counter",
-    "shadow_requests_total",
-    "Copies of requests for shadows, by the outcomes of `rota_requests_total`, or `dropped` for want of room.",
-    "outcome",
-)
+def _server_process(taken: Snapshot) -> list[Row] | None:
+    """None where the system does not tell."""
+    stats = taken.stats.get(os.getpid())
+    return [((), stats)] if stats else None
 
-ADAPTERS = _metric("gauge", "adapters_loaded", "Adapters that requests may ask for.")
-LOST = _metric("gauge", "adapters_lost", "Adapters that could not be read after the start or a restart.")
-QUARANTINED = _metric("gauge", "adapters_quarantined", "Adapters that are not served because engines died of them.")
-LOSSES = _metric(
-    "counter", "adapter_losses_total", "How often a restarted engine could not read an adapter again.", "engine"
-)
-SLOTS = _asked("slots", "Adapters that a step may hold.", "engine")
-SLOTS_USED = _asked("slots_used", "Adapters that are ready in a slot.", "engine")
-SLOTS_LOADING = _asked("slots_loading", "Adapters on their way into a slot.", "engine")
-LOADS = _metric("counter", "adapter_loads_total", "Copies of an adapter into a slot.", "adapter")
-LOAD_TIME = _metric(
-    "histogram", "adapter_load_seconds", "From the order of a copy into a slot until steps may use the slot.", "engine"
-)
-EVICTIONS = _metric("counter", "adapter_evictions_total", "Adapters that left their slot, for any reason.", "adapter")
-ROTATIONS = _metric("counter", "rotations_total", "Adapters that took a slot from an adapter with work left.", "engine")
-ROUTED = _metric(
-    "counter",
-    "requests_routed_total",
-    "Requests that were sent to this one of several engines, by the reason.",
-    "engine",
-    "reason",
-)
-DRAINS = _metric(
-    "counter", "drains_total", "Drains that were `started`, `finished`, `called_off` or `expired`.", "engine", "state"
-)
-DELAYER_OUTCOMES = _metric(
-    "counter",
-    "prefill_delayer_outcomes_total",
-    "Verdicts that let prompts start: `no_wait`, `wait_success`, `wait_timeout` or `token_watermark`.",
-    "engine",
-    "reason",
-)
-DELAYER_PASSES = _metric(
-    "histogram", "prefill_delayer_wait_passes", "Passes that prompts were held back, if they were.", "engine"
-)
-DELAYER_WAIT = _metric(
-    "histogram", "prefill_delayer_wait_seconds", "Seconds that prompts were held back, if they were.", "engine"
-)
 
-KV_BLOCKS = _asked("kv_blocks", "KV blocks of the cache.", "engine")
-KV_BLOCKS_USED = _asked("kv_blocks_used", "KV blocks that requests hold.", "engine")
-STEP_TIME = _metric("histogram", "step_seconds", "How long a step took on the device.", "engine")
-COMPUTED_TOKENS = _metric(
-    "counter", "computed_prompt_tokens_total", "Prompt tokens computed, also for a second time.", "engine"
-)
+def _engine_processes(taken: Snapshot) -> list[Row] | None:
+    """Of engines that have a process of their own."""
+    found = [(report, taken.stats.get(report.pid)) for report in taken.reports if report.pid]
+    return [((str(report.engine_id),), stats) for report, stats in found if stats] or None
 
-CONNECTIONS = _metric("gauge", "connections_open", "Connections that are open.")
-CONNECTIONS_LIMIT = _metric("gauge", "connections_limit", "Connections that may be open (`--max-connections`).")
-CONNECTIONS_REFUSED = _metric(
-    "counter",
-    "connections_refused_total",
-    "Connections refused: `address` has as many busy ones as it may have, `all` are busy, or `files` have run out.",
-    "reason",
-)
-CONNECTIONS_CLOSED = _metric(
-    "counter",
-    "connections_closed_total",
-    "Connections closed: `slow_head`, `slow_body`, `slow_reader`, or `made_room` for another while idle.",
-    "reason",
-)
 
-METRICS: tuple[Metric, ...] = tuple(value for value in globals().values() if isinstance(value, Metric))
+# ── the table ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _engines_slots(taken: Snapshot) -> list[Row] | None:
+    """Of each engine that answered, its answer and the states of its slots."""
+    return [((str(one.engine_id),), (one, taken.slot_states(one.engine_id))) for one in taken.inspected] or None
+
+
+def _open_requests(taken: Snapshot) -> list[Row] | None:
+    return [((label,), one) for label, one in taken.open_requests().items()] if taken.inspected else None
+
+
+GROUPS = (
+    MetricGroup(
+        ("engine",), lambda taken: [((str(one.engine_id),), one) for one in taken.reports], *metrics_of(EngineReport)
+    ),
+    MetricGroup(
+        (),
+        lambda taken: [((), taken.metrics)],
+        _gauge("rota_adapters_loaded", "Adapters that requests may ask for.", lambda one: len(one.loaded)),
+    ),
+    MetricGroup((), lambda taken: [((), taken.metrics.connections)], *metrics_of(ConnectionMeters)),
+    MetricGroup(
+        (),
+        lambda taken: [((), taken.metrics)],
+        _gauge(
+            "rota_adapters_lost",
+            "Adapters that could not be read after the start or a restart.",
+            lambda one: len(one.lost),
+        ),
+        _gauge(
+            "rota_adapters_quarantined",
+            "Adapters that are not served because engines died of them.",
+            lambda one: one.quarantined(),
+        ),
+    ),
+    MetricGroup((), _server_process, *_process_metrics("process", "server's", "Open files and connections")),
+    MetricGroup(("engine",), _engine_processes, *_process_metrics("rota_engine_process", "engine's", "Open files")),
+    MetricGroup(
+        ("engine",),
+        lambda taken: [((str(id),), one) for id, one in taken.metrics.engines.items()],
+        *metrics_of(EngineMeters),
+    ),
+    MetricGroup(
+        ("adapter",), lambda taken: [((one.label,), one) for one in taken.metrics.adapters], *metrics_of(AdapterMeters)
+    ),
+    # A server without keys has no such metrics.
+    MetricGroup(
+        ("key",), lambda taken: [((one.label,), one) for one in taken.metrics.keys] or None, *metrics_of(KeyMeters)
+    ),
+    MetricGroup(
+        ("adapter", "target"),
+        lambda taken: [(one.names, one) for one in taken.metrics.traffic.targets],
+        *metrics_of(TargetMeters),
+    ),
+    MetricGroup(
+        ("adapter", "target"),
+        lambda taken: taken.metrics.traffic.weights,
+        _gauge("rota_target_weight", "The share of an adapter's requests that a target gets.", float),
+    ),
+    MetricGroup((), lambda taken: [((), taken.metrics.traffic)], *metrics_of(TrafficMeters)),
+    MetricGroup(
+        ("engine",),
+        _engines_slots,
+        _gauge("rota_slots", "Adapters that a step may hold.", lambda one: one[0].slots),
+        _gauge("rota_slots_used", "Adapters that are ready in a slot.", lambda one: one[1].count(SlotState.READY)),
+        _gauge("rota_slots_loading", "Adapters on their way into a slot.", lambda one: one[1].count(SlotState.LOADING)),
+        _gauge("rota_kv_blocks", "KV blocks of the cache.", lambda one: one[0].blocks),
+        _gauge("rota_kv_blocks_used", "KV blocks that requests hold.", lambda one: one[0].blocks_used),
+        is_asked=True,
+    ),
+    MetricGroup(("adapter",), _open_requests, *metrics_of(StandingSums), is_asked=True),
+)
+METRICS = tuple(metric for group in GROUPS for metric in group.metrics)
+
+
+# ── for the endpoint picker ─────────────────────────────────────────────────────────────────────────────────────────
+# Totals over all engines, under the names that the endpoint picker of Kubernetes reads without configuration.
+#
+# The names are vLLM's. The rules are the model server protocol of the Gateway API Inference Extension.
+
+
+def _total(taken: Snapshot) -> list[Row] | None:
+    """Over all engines that answered, the requests and the part of the KV blocks that is in use."""
+    if not taken.inspected:
+        return None
+    total = StandingSums()
+    for engine in taken.inspected:
+        for one in (*engine.adapters, *filter(None, [engine.others])):
+            total.add(one, engine.at)
+    blocks = sum(one.blocks for one in taken.inspected)
+    return [((), (total, sum(one.blocks_used for one in taken.inspected) / max(blocks, 1)))]
+
+
+def _cache(taken: Snapshot) -> list[Row] | None:
+    found = taken.capacities
+    return [((str(found[0].block_size), str(sum(one.blocks for one in found))), 1)] if found else None
+
+
+def _adapters(taken: Snapshot) -> list[Row] | None:
+    found = taken.capacities
+    slots = str(sum(one.slots for one in found))
+    return [((slots, *taken.ready_and_waiting()), taken.wall_at)] if found else None
+
+
+PICKER_GROUPS = (
+    MetricGroup(
+        (),
+        _total,
+        _gauge(
+            "vllm:num_requests_waiting",
+            "Requests that wait: in the queue, or parked.",
+            lambda one: one[0].waiting + one[0].parked,
+        ),
+        _gauge("vllm:num_requests_running", "Requests that take part in steps.", lambda one: one[0].running),
+        _gauge(
+            "vllm:kv_cache_usage_perc",
+            "The part of all KV blocks that requests hold, from 0 to 1.",
+            lambda one: one[1],
+        ),
+    ),
+    MetricGroup(
+        ("block_size", "num_gpu_blocks"),
+        _cache,
+        _gauge("vllm:cache_config_info", "Always 1; the labels are the size of KV blocks and their number.", float),
+    ),
+    MetricGroup(
+        ("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
+        _adapters,
+        _gauge(
+            "vllm:lora_requests_info",
+            "When this was written, in seconds since 1970; the labels are how many adapters the slots hold, the "
+            "adapters that are ready in a slot, and those that wait for one.",
+            float,
+        ),
+    ),
+)
+PICKER_METRICS = tuple(metric for group in PICKER_GROUPS for metric in group.metrics)

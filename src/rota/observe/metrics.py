@@ -36,12 +36,12 @@ from rota.observe.meters import (
     AdapterMeters,
     ConnectionMeters,
     EngineMeters,
-    Histogram,
     KeyMeters,
     Places,
     TrafficMeters,
     count,
 )
+from rota.observe.metric import Histogram
 
 
 class Metrics:
@@ -58,7 +58,7 @@ class Metrics:
         traffic: TrafficMeters | None = None,
     ) -> None:
         """`policy` has the buckets of the prefill delayer's histograms."""
-        self._name_of = name_of
+        self.name_of = name_of  # the name by which clients ask for an adapter; None once the adapter is unloaded
         self._on_end = on_end
         self._labels = {BASE: BASE_LABEL}
         self._places = Places(most_adapters, AdapterMeters, always=(BASE_LABEL,))
@@ -108,10 +108,6 @@ class Metrics:
         """The adapters that have meters of their own and were asked for."""
         has_own = self._places.has_own
         return tuple([one for one, label in self._labels.items() if has_own(label)])
-
-    def name_of(self, adapter: AdapterId) -> str | None:
-        """The name by which clients ask for an adapter; None once the adapter is unloaded."""
-        return self._name_of(adapter)
 
     def in_slots(self, engine_id: EngineId) -> list[str]:
         """The names of the adapters in an engine's slots, by slot."""
@@ -233,7 +229,7 @@ class Metrics:
 
     def _label(self, adapter: AdapterId) -> str:
         """An adapter's name, kept from its first request on: the name may be gone before the last request ends."""
-        return self._labels.get(adapter) or self._name_of(adapter) or OTHER_LABEL
+        return self._labels.get(adapter) or self.name_of(adapter) or OTHER_LABEL
 
     def _added(self, event: AdapterAdded) -> None:
         self.loaded.add(event.adapter_id)
@@ -242,7 +238,7 @@ class Metrics:
     def _refused(self, event: AdapterRefused) -> None:
         # An unloaded name is gone before its adapter is; an adapter that was never read cannot be lost.
         was_read = event.adapter_id in self.loaded or event.adapter_id in self.lost
-        if self._name_of(event.adapter_id) is None or not was_read:
+        if self.name_of(event.adapter_id) is None or not was_read:
             return self._gone(event)
         self._engine(event.engine_id).losses += 1
         if not event.others_serve:
@@ -276,8 +272,8 @@ class Metrics:
         meters = self.engines.get(engine_id)
         if meters is None:
             meters = self.engines[engine_id] = EngineMeters(
-                Histogram(self._policy.prefill_delayer_forward_passes_buckets),
-                Histogram(self._policy.prefill_delayer_wait_seconds_buckets),
+                delay_passes=Histogram(self._policy.prefill_delayer_forward_passes_buckets),
+                delay_wait=Histogram(self._policy.prefill_delayer_wait_seconds_buckets),
             )
         return meters
 

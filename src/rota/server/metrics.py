@@ -16,9 +16,10 @@ from rota.core.errors import RequestError
 from rota.core.events import EngineRestarted, Event, Inspected
 from rota.core.ids import AdapterId, EngineId
 from rota.core.messages import Inspect
-from rota.observe.exposition import CONTENT_TYPE, EngineReport, Stats, pieces, process_stats_of, snapshot
+from rota.observe.exposition import CONTENT_TYPE, pieces
 from rota.observe.meters import ConnectionMeters
 from rota.observe.metrics import Metrics
+from rota.observe.snapshot import EngineReport, Snapshot, Stats, process_stats_of
 from rota.runtime.service import Service, ServicePhase
 from rota.server.access.access import Access
 from rota.server.access.exposure import is_loopback
@@ -113,7 +114,7 @@ class Scrapes:
         inspected = await self._counts.ask(self._metrics.with_places())
         engines = self._service.state.engines
         self._metrics.meet(engine.engine_id for engine in engines)
-        reports = [
+        reports = tuple(
             EngineReport(
                 engine_id=engine.engine_id,
                 is_up=engine.capacity is not None,
@@ -123,12 +124,13 @@ class Scrapes:
                 inspected=inspected.get(engine.engine_id),
             )
             for engine in engines
-        ]
-        taken = snapshot(self._metrics, reports, time.time() if self._for_picker else None)
+        )
         if time.monotonic() > self._stats_until:
             self._stats_until = time.monotonic() + STATS_S
-            self._stats = await asyncio.to_thread(process_stats_of, taken)
-        return Response(await joined(pieces(taken, self._stats)), media_type=CONTENT_TYPE)
+            self._stats = await asyncio.to_thread(process_stats_of, reports)
+        wall_at = time.time() if self._for_picker else None
+        taken = Snapshot(metrics=self._metrics, reports=reports, stats=self._stats, wall_at=wall_at)
+        return Response(await joined(pieces(taken)), media_type=CONTENT_TYPE)
 
 
 async def joined(parts: Iterator[str]) -> bytes:
