@@ -26,7 +26,7 @@ from rota.core.events import (
 )
 from rota.core.ids import BASE, AdapterId, RequestId, Slot
 from rota.core.messages import Submit
-from rota.policy.routing import RouteReason
+from rota.policy.routing import RouteReason, RoutingChoice
 from rota.runtime.replicas.router import Router, Rule
 from tests.builders import request
 from tests.counting import calls_in
@@ -149,8 +149,31 @@ def test_a_replica_that_is_down_takes_nothing_and_comes_back_empty():
     assert ask(router, "known before it was up", adapter=8) == 0
 
 
-def test_where_no_replica_is_up_a_request_is_refused_with_a_sentence():
-    router = Router(2)
+def test_in_turn_every_replica_that_is_up_comes_once_a_round():
+    router = Router(4, "round-robin")
+    router.note_down(1)
+
+    assert [ask(router, f"r{number}") for number in range(6)] == [0, 2, 3, 0, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("busy", "replica", "reason"),
+    [((2, 1), 1, RouteReason.SHORTEST_QUEUE), ((1, 1), 0, RouteReason.LOWEST_NUMBER)],
+)
+def test_the_shortest_queue_is_taken_whatever_replicas_hold(busy, replica, reason):
+    router = Router(2, "shortest-queue")
+    router.note_events(0, [in_host(7), in_slot(7)])
+    for number, requests in enumerate(busy):
+        for place in range(requests):
+            router.note_message(number, Submit(request(f"busy{number}-{place}")))
+    ask(router, "next", adapter=7)
+
+    assert router.choice_of(RequestId("next")) == RoutingChoice(replica, reason)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_where_no_replica_is_up_a_request_is_refused_with_a_sentence(rule):
+    router = Router(2, rule)
     for replica in (0, 1):
         router.note_down(replica)
 
@@ -297,7 +320,6 @@ def test_when_all_requests_have_ended_nothing_is_left_of_them(acts, replicas):
     assert not router._choices
     for books in router._replicas:
         assert (books.open_tokens, books.busy, list(books.open_requests)) == (0, {}, [])
-        assert books.queue_s == 0.0
 
 
 @settings(max_examples=100)
@@ -326,7 +348,7 @@ def test_what_is_known_of_adapters_is_bounded_by_what_replicas_hold():
         router.note_events(replica, [*seated, finished(f"r{number}"), *left])
 
     books = router._replicas[0]
-    kept = [books.slots, books.hosts, books.busy, books._resident, books._reading, books._open, router._choices]
+    kept = [books.busy, books._resident, books._reading, books._open, router._choices]
     assert [len(one) for one in kept] == [0] * len(kept)
     assert router._columns.rows == 0
 

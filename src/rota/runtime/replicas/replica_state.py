@@ -23,13 +23,14 @@ from rota.core.events import (
 )
 from rota.core.ids import BASE, AdapterId, RequestId, Slot
 from rota.core.request import Request
-from rota.policy.routing import TO_AND_FRO, Prices, ReplicaView, RouteReason, RoutingChoice
+from rota.policy.routing import TO_AND_FRO, Prices, RouteReason, RoutingChoice
 
 # ── columns ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 # Columns hold what a choice reads of all replicas: an array for each thing, with a place for each replica.
 #
-# The rule is that of `policy/routing.py`, and so is every choice, to the bit. A view for each replica takes 2 µs of a
-# choice, and a place in an array a few nanoseconds: a choice among 512 replicas costs little more than one among 16.
+# The rule is that of `policy/routing.py`. A test holds every choice against a plain loop over the replicas, to the bit
+# (`tests/runtime/routing/plain.py`). That loop takes 2 µs for a replica, and a place in an array a few nanoseconds: a
+# choice among 512 replicas costs little more than one among 16.
 
 # How a replica holds an adapter: any of these together. One that is busy has requests for it.
 IN_HOST, IN_SLOT, BUSY = 1, 2, 4
@@ -46,7 +47,7 @@ class Columns:
     def __init__(self, replicas: int) -> None:
         # Tokens, and not seconds: what a token costs is measured anew all the time, and is the same for all replicas.
         self.queue_tokens: NDArray[np.float64] = np.zeros(replicas)
-        self._is_up = np.ones(replicas, np.bool_)
+        self.is_up: NDArray[np.bool_] = np.ones(replicas, np.bool_)
         self._up = replicas  # how many are
         self._away_s: Seconds = np.zeros(replicas)  # infinite while a replica is down
         # How long the line for a slot is, by the slots, for an adapter without requests there and for one with some.
@@ -64,13 +65,13 @@ class Columns:
     def add(self) -> None:
         """One more replica, which holds nothing and is not up yet."""
         self.queue_tokens, self._away_s = np.append(self.queue_tokens, 0.0), np.append(self._away_s, math.inf)
-        self._is_up = np.append(self._is_up, False)
+        self.is_up = np.append(self.is_up, False)
         self._crowd = np.pad(self._crowd, ((0, 0), (0, 1)))
         self._held = {adapter_id: np.append(row, np.uint8(0)) for adapter_id, row in self._held.items()}
 
     def set_up(self, replica: int, is_up: bool) -> None:
-        self._is_up[replica] = is_up
-        self._up = int(np.count_nonzero(self._is_up))
+        self.is_up[replica] = is_up
+        self._up = int(np.count_nonzero(self.is_up))
         self._away_s[replica] = 0.0 if is_up else math.inf
 
     def set_crowd(self, replica: int, newcomer: float, known: float) -> None:
@@ -90,10 +91,25 @@ class Columns:
             if not np.count_nonzero(row):
                 del self._held[adapter_id]
 
+    def forget(self, replica: int) -> None:
+        """A replica holds nothing any more."""
+        for adapter_id in list(self._held):
+            self.drop(replica, adapter_id)
+
+    def next_up(self, before: int) -> RoutingChoice | None:
+        """The next replica that is up, behind the one that took the request before."""
+        for step in range(1, len(self) + 1):
+            number = (before + step) % len(self)
+            if self.is_up[number]:
+                return RoutingChoice(number, RouteReason.IN_TURN)
+        return None
+
     def cheapest(
-        self, adapter_id: AdapterId, prices: Prices, answer_s: float, seen: Seconds | None
+        self, adapter_id: AdapterId, prices: Prices, answer_s: float = 0.0, seen: Seconds | None = None
     ) -> RoutingChoice | None:
-        """What `policy.routing.route` says of the same replicas, for an answer that will take so long.
+        """The replica with the lowest price for an answer that will take so long, of equal ones the lowest number.
+
+        None if no replica is up. A request for the base model pays for no adapter, so its price is the queue.
 
         `seen` is how many tokens of the prompt each replica has computed before; None: none of them.
         """
@@ -123,13 +139,13 @@ class Columns:
         if seen is not None and seen[best]:
             return RouteReason.CACHED_PREFIX
         is_as_short = self.queue_tokens <= self.queue_tokens[best]
-        is_shortest = np.count_nonzero(is_as_short & self._is_up) == 1
+        is_shortest = np.count_nonzero(is_as_short & self.is_up) == 1
         return RouteReason.SHORTEST_QUEUE if is_shortest else RouteReason.LOWEST_NUMBER
 
     def _held_reason(self, own: int, held: Ways) -> RouteReason | None:
         if own & HAS_SLOT:
             return RouteReason.IN_SLOT
-        ways = int(np.bitwise_or.reduce(held[self._is_up]))
+        ways = int(np.bitwise_or.reduce(held[self.is_up]))
         if ways & HAS_SLOT:
             return RouteReason.HOLDERS_BUSY
         if own:
@@ -237,10 +253,7 @@ class ReplicaBooks:
 
     def __init__(self, number: int, pace: Pace, load: Mean, fetch: Mean, columns: Columns) -> None:
         """Replicas are alike, so they share what was measured. A slow one has a longer queue, in tokens too."""
-        self.view = ReplicaView(number=number)  # without what a request adds
         self.pace = pace
-        self.slots: set[AdapterId] = set()
-        self.hosts: set[AdapterId] = set()
         self.busy: dict[AdapterId, int] = {}  # open requests by adapter; the base model needs no slot
         self.slot_count = 0  # 0 until all slots were seen taken
         self._number, self._columns = number, columns
@@ -249,11 +262,6 @@ class ReplicaBooks:
         self._reading: dict[AdapterId, float] = {}  # since when
         self._open: dict[RequestId, Booking] = {}
         self.open_tokens = 0  # of all bookings
-
-    @property
-    def queue_s(self) -> float:
-        """What the open work adds to a request, by what a token costs now."""
-        return self.open_tokens * self.pace.token_s
 
     @property
     def open_requests(self) -> Iterable[RequestId]:
@@ -302,9 +310,8 @@ class ReplicaBooks:
 
     def clear(self) -> None:
         """The engine is gone, and with it all that it held."""
-        for adapter_id in {*self.slots, *self.hosts, *self.busy}:
-            self._columns.drop(self._number, adapter_id)
-        for held in (self.slots, self.hosts, self.busy, self._resident, self._reading, self._open):
+        self._columns.forget(self._number)
+        for held in (self.busy, self._resident, self._reading, self._open):
             held.clear()
         self.open_tokens = 0
         self._measure()
@@ -352,14 +359,12 @@ class ReplicaBooks:
     def _note_slot(self, event: SlotChanged) -> None:
         before = self._resident.pop(event.slot, None)
         if event.state is SlotState.EMPTY:
-            self.slots.discard(event.adapter_id)
             self._columns.drop(self._number, event.adapter_id, IN_SLOT)
             if event.reason in MADE_ROOM:
                 self.slot_count = len(self._resident) + 1
                 self._line_up()
             return
         self._resident[event.slot] = event
-        self.slots.add(event.adapter_id)
         self._columns.hold(self._number, event.adapter_id, IN_SLOT)
         if event.state is SlotState.READY and before and before.state is SlotState.LOADING:
             self._load.note(event.at - before.at)
@@ -367,10 +372,9 @@ class ReplicaBooks:
     def _note_host(self, event: HostChanged) -> None:
         began_at = self._reading.pop(event.adapter_id, None)
         if event.state is HostState.GONE:
-            self.hosts.discard(event.adapter_id)
             self._columns.drop(self._number, event.adapter_id, IN_HOST)
             return
-        self.hosts.add(event.adapter_id)  # a read that is under way need not be done elsewhere
+        # A read that is under way need not be done elsewhere.
         self._columns.hold(self._number, event.adapter_id, IN_HOST)
         if event.state is HostState.READING:
             self._reading[event.adapter_id] = event.at

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from rota.core.errors import Fault, FaultCode, RequestError
 from rota.core.events import CacheFlushed, EngineRestarted, Event, Finished
-from rota.core.ids import RequestId
+from rota.core.ids import BASE, RequestId
 from rota.core.messages import Message, Submit
 from rota.core.request import Request
-from rota.policy.routing import Prices, RouteReason, RoutingChoice, in_turn, shortest_queue
+from rota.policy.routing import Prices, RouteReason, RoutingChoice
 from rota.runtime.replicas.replica_state import FIRST_FETCH_S, FIRST_LOAD_S, SHARE, Columns, Mean, Pace, ReplicaBooks
 
 # ── prefix index ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -101,7 +101,6 @@ class Router:
         self._pace, self._load, self._fetch = Pace(), Mean(FIRST_LOAD_S), Mean(FIRST_FETCH_S)
         self._columns = Columns(replicas)
         self._replicas = [self._books(number) for number in range(replicas)]
-        self._views = [replica.view for replica in self._replicas]
         self._prefixes = PrefixIndex() if has_prefix_cache and rule == "adapters" else None
         self._choices: dict[RequestId, RoutingChoice] = {}  # of open requests
         self._last = -1  # the replica that took the last request
@@ -110,25 +109,22 @@ class Router:
     def add(self) -> int:
         """One more replica, which holds nothing and takes no requests until `note_up`; gives its number."""
         self._columns.add()
-        books = self._books(len(self._replicas))
-        books.view.is_up = False
-        self._replicas.append(books)
-        self._views.append(books.view)
-        return books.view.number
+        self._replicas.append(self._books(len(self._replicas)))
+        return len(self._replicas) - 1
 
     def route(self, request: Request, _now: float, without: Collection[int] = ()) -> RoutingChoice:
         """The replica for a request, which is booked there; raises RequestError if no replica is up.
 
         A request that is routed again was not sent to the replica before. `without` are replicas that may not have it.
         """
-        hidden = [number for number in without if self._views[number].is_up]
+        hidden = [number for number in without if self._columns.is_up[number]]
         for number in hidden:
-            self._set_up(number, False)
+            self._columns.set_up(number, False)
         try:
             return self._route(request)
         finally:
             for number in hidden:
-                self._set_up(number, True)
+                self._columns.set_up(number, True)
 
     def _route(self, request: Request) -> RoutingChoice:
         if before := self._choices.pop(request.request_id, None):
@@ -137,11 +133,9 @@ class Router:
         if self._rule == "adapters":
             choice, prefix_tokens = self._cheapest(request, answer_tokens)
         elif self._rule == "shortest-queue":
-            for books in self._replicas:
-                books.view.queue_s = books.queue_s
-            choice = shortest_queue(self._views)
+            choice = self._columns.cheapest(BASE, self._prices())
         else:
-            choice = in_turn(self._views, self._last)
+            choice = self._columns.next_up(self._last)
         if choice is None:
             raise RequestError(Fault(FaultCode.ENGINE_DIED, "No replica is up; try again in a minute."))
         self._last = choice.replica
@@ -179,14 +173,10 @@ class Router:
         """A replica takes no requests, and has lost what it held."""
         self._forget(replica)
         self._replicas[replica].clear()
-        self._set_up(replica, False)
+        self._columns.set_up(replica, False)
 
     def note_up(self, replica: int) -> None:
-        self._set_up(replica, True)
-
-    def _set_up(self, replica: int, is_up: bool) -> None:
-        self._views[replica].is_up = is_up
-        self._columns.set_up(replica, is_up)
+        self._columns.set_up(replica, True)
 
     def _books(self, number: int) -> ReplicaBooks:
         return ReplicaBooks(number, self._pace, self._load, self._fetch, self._columns)

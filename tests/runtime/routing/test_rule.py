@@ -6,16 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rota.policy.routing import (
-    TO_AND_FRO,
-    Prices,
-    ReplicaView,
-    RouteReason,
-    RoutingChoice,
-    in_turn,
-    route,
-    shortest_queue,
-)
+from rota.policy.routing import TO_AND_FRO, Prices, RouteReason, RoutingChoice
+from tests.runtime.routing.plain import ReplicaView, route
 
 PRICES = Prices(load_s=0.002, fetch_s=0.05, token_s=0.00002)
 LOAD_S, ABSENT_S = TO_AND_FRO * 0.002, TO_AND_FRO * 0.052
@@ -68,31 +60,8 @@ def test_a_cached_prefix_is_worth_what_its_tokens_take_to_compute():
     assert route(views({}, far), PRICES, needs_adapter=False) == RoutingChoice(0, RouteReason.SHORTEST_QUEUE)
 
 
-@pytest.mark.parametrize(
-    "choose", [lambda found: route(found, PRICES), shortest_queue, lambda found: in_turn(found, 0)]
-)
-def test_where_no_replica_is_up_there_is_no_choice(choose):
-    assert choose(views(DOWN, DOWN)) is None
-
-
-def test_in_turn_every_replica_that_is_up_comes_once_a_round():
-    found, last, taken = views({}, DOWN, {}, {}), -1, []
-    for _ in range(6):
-        choice = in_turn(found, last)
-        assert choice is not None
-        last = choice.replica
-        taken.append(last)
-
-    assert taken == [0, 2, 3, 0, 2, 3]
-
-
-@pytest.mark.parametrize(
-    ("queues", "reason"), [((0.2, 0.1), RouteReason.SHORTEST_QUEUE), ((0.2, 0.2), RouteReason.LOWEST_NUMBER)]
-)
-def test_the_shortest_queue_is_taken_whatever_replicas_hold(queues, reason):
-    found = views({**SLOT, "queue_s": queues[0]}, {"queue_s": queues[1]})
-
-    assert shortest_queue(found) == RoutingChoice(int(queues[1] < queues[0]), reason)
+def test_where_no_replica_is_up_there_is_no_choice():
+    assert route(views(DOWN, DOWN), PRICES) is None
 
 
 SECONDS = st.floats(0.0, 10.0)
