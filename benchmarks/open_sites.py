@@ -31,7 +31,7 @@ from h200.shapes import LLAMA_8B
 from torch import Tensor
 
 from rota.engine.attention.triton_attention import TritonAttention
-from rota.engine.families.family import Kernels
+from rota.engine.families.decoder import Decoder, Kernels
 from rota.engine.families.table import make_model, read_spec
 from rota.engine.layer_cache import LayerCache
 from rota.engine.lora.bank import Bank
@@ -40,7 +40,6 @@ from rota.engine.lora.deferred import DeferredLora, Output
 from rota.engine.lora.layout import fused_rows
 from rota.engine.lora.triton_ops import expand, shrink, split_widened, tuning_for
 from rota.engine.model.linear import Projection
-from rota.engine.model.protocol import Model
 from rota.engine.model.sites import SITES
 from rota.engine.model.spec import ModelSpec
 from rota.engine.ops import with_adapters
@@ -172,7 +171,7 @@ class Layers:
             LayerCache(*(torch.randn(shape, device=device).to(dtype) for _ in range(2))) for _ in range(spec.layers)
         ]
 
-    def model(self, way: Way) -> Model:
+    def model(self, way: Way) -> Decoder:
         attention, sites = TritonAttention(self.spec.attention_scale), dict.fromkeys(way.sites, MOST)
         kernels = Kernels(ShapedOperations(way), attention, self._project, open_sites=sites)
         return make_model(self.spec, self._weights, kernels)
@@ -252,7 +251,7 @@ def measure(
     ]  # fmt: skip
 
 
-def _forward(model: Model, step: DeviceStep, cache: list[LayerCache]) -> Callable[[], Tensor]:
+def _forward(model: Decoder, step: DeviceStep, cache: list[LayerCache]) -> Callable[[], Tensor]:
     return lambda: model.forward(step, cache)
 
 

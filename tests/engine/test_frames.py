@@ -15,7 +15,7 @@ from rota.core.ids import Row
 from rota.core.plan import Chunk, StepPlan, StepResult
 from rota.core.request import SamplingParams
 from rota.engine.engine import Engine
-from rota.engine.families.family import Kernels
+from rota.engine.families.decoder import Kernels
 from rota.engine.families.table import make_model, read_spec
 from rota.engine.kv_cache import CacheShape, KVCache
 from rota.engine.ops import reference

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 
@@ -21,7 +20,7 @@ from rota.engine.choices import Choices, choose, choose_bank, extra_bytes, share
 from rota.engine.cpu.threads import Threads, choose_threads, set_threads
 from rota.engine.device import device_memory, free_memory
 from rota.engine.engine import Engine
-from rota.engine.families.family import Kernels
+from rota.engine.families.decoder import Kernels
 from rota.engine.families.table import make_model
 from rota.engine.kv_cache import CacheShape, KVCache, count_blocks
 from rota.engine.lora.adapters import Adapters, FarAdapters, Project, checked_first
@@ -50,16 +49,8 @@ from rota.sources.sources import sources_at
 # Kernels are compiled on a model of one layer while the weights of the real model are still being read.
 
 
-class Precompiles(Protocol):
-    def precompile(self, prompts: PromptRoom) -> None: ...
-
-    def close(self) -> None: ...
-
-
 @contextmanager
-def precompiled(
-    build: Callable[[], Precompiles], prompts: PromptRoom, stage: StageRecorder | None = None
-) -> Iterator[None]:
+def precompiled(build: Callable[[], Engine], prompts: PromptRoom, stage: StageRecorder | None = None) -> Iterator[None]:
     """Compile in a thread beside the body; ends when both have ended. Triton keeps compiled kernels on disk too."""
     failures: list[Exception] = []
     stage = stage or StageRecorder()

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from rota.core.plan import StepPlan
 from rota.engine.device import send
+from rota.engine.families.decoder import Decoder
 from rota.engine.kv_cache import KVCache
 from rota.engine.lora.adapters import Adapters
-from rota.engine.model.protocol import Model
 from rota.engine.sampling.vocabulary import RankVocabulary
 from rota.engine.step.device_step import LoraBatch
 from rota.engine.step.frames import Numbers, StepFrame, frame_of
@@ -26,7 +26,7 @@ class Computation:
     """The model over rows, cache and adapters: a graph's replay where a graph holds the step, kernel by kernel else."""
 
     def __init__(
-        self, model: Model, rows: Rows, cache: KVCache, adapters: Adapters | None, vocabulary: RankVocabulary
+        self, model: Decoder, rows: Rows, cache: KVCache, adapters: Adapters | None, vocabulary: RankVocabulary
     ) -> None:
         self._model = model
         self._vocabulary = vocabulary

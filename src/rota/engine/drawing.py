@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rota.core.plan import NO_CHOICE, NO_TOKEN, Seat, StepPlan, StepResult
-from rota.engine.model.protocol import Model
+from rota.engine.families.decoder import Decoder
 from rota.engine.parallel.group import RankGroup
 from rota.engine.sampling.guides import Guidance, Guided, Guides
 from rota.engine.sampling.masks import Masks
@@ -79,7 +79,7 @@ class Drawing:
 
     def __init__(
         self,
-        model: Model,
+        model: Decoder,
         rows: Rows,
         vocabulary: RankVocabulary,
         sampler: Sampler,

@@ -23,9 +23,9 @@ from rota.engine.autotune import StageRecorder
 from rota.engine.computation import Computation
 from rota.engine.cpu.threads import Threads
 from rota.engine.drawing import Drawing, DrawnStep, Ticket
+from rota.engine.families.decoder import Decoder
 from rota.engine.kv_cache import KVCache
 from rota.engine.lora.adapters import Adapters
-from rota.engine.model.protocol import Model
 from rota.engine.model.spec import ModelSpec
 from rota.engine.parallel.group import ONE_RANK, RankGroup
 from rota.engine.parallel.shard import WHOLE, Shard
@@ -48,7 +48,7 @@ class Engine:
 
     def __init__(
         self,
-        model: Model,
+        model: Decoder,
         spec: ModelSpec,
         cache: KVCache,
         capacity: Capacity,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rota.engine.attention.torch_attention import TorchAttention
-from rota.engine.families.family import Kernels
+from rota.engine.families.decoder import Kernels
 from rota.engine.families.table import make_model, read_spec
 from rota.engine.layer_cache import LayerCache
 from rota.engine.lora.batch import make_batch

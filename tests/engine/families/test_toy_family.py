@@ -11,8 +11,7 @@ from torch.nn import functional
 
 from rota import LLM, SamplingParams
 from rota.core.errors import ModelError
-from rota.engine.families.decoder import Decoder
-from rota.engine.families.family import Family
+from rota.engine.families.decoder import Decoder, Family
 from rota.engine.families.table import FAMILIES, read_spec
 from rota.engine.layer_cache import LayerCache
 from rota.engine.model.config_file import ConfigFile

@@ -1,20 +1,26 @@
-"""A Decoder has what all forward passes share: products with adapters, attention, the gated MLP, the head."""
+"""A Decoder has what the forward passes of all families share: products with adapters, attention, MLP, the head."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rota.engine.families.family import Kernels
+from rota.engine.attention.protocol import Attention
 from rota.engine.layer_cache import LayerCache
 from rota.engine.lora.deferred import Output, closed
+from rota.engine.lora.embed_head import EmbedHead
+from rota.engine.model.config_file import ConfigFile
 from rota.engine.model.linear import Linear, Projection, tune_gemms
 from rota.engine.model.rotary import rotary_table
 from rota.engine.model.spec import ModelSpec
-from rota.engine.ops.protocol import OPEN_BESIDE_PROMPTS
+from rota.engine.ops.protocol import OPEN_BESIDE_PROMPTS, OPEN_SITES, Operations
+from rota.engine.parallel.group import ONE_RANK, RankGroup
 from rota.engine.parallel.shard import PARTIAL_SITES
 from rota.engine.step.device_step import DeviceStep, LoraBatch
 from rota.engine.weights.load import LayerWeights, Weights
@@ -23,8 +29,25 @@ from rota.engine.weights.load import LayerWeights, Weights
 HeadNorms = tuple[Tensor, Tensor, float]
 
 
-class Decoder:
-    """Weights and kernels of one model; a family adds `forward`."""
+# (projection, x, layer, site, batch): a product at a site of a layer, plus what each token's adapter adds.
+ProjectWithAdapters = Callable[[Projection, Tensor, int, str, LoraBatch], Output]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """What a model computes with on the chosen device."""
+
+    operations: Operations
+    attention: Attention
+    with_adapters: ProjectWithAdapters | None = None  # None: no step has adapters
+    group: RankGroup = ONE_RANK  # ranks that each hold a part of the model
+    embed_head: EmbedHead | None = None  # what adapters add to the embedding and to the head; None: nothing
+    # By site: up to how many decodes the operation behind a product adds the adapters' part.
+    open_sites: Mapping[str, int] = field(default_factory=lambda: OPEN_SITES)
+
+
+class Decoder(ABC):
+    """Weights and kernels of one model, tokens in and hidden states out; a family adds `forward`. It has no state."""
 
     def __init__(self, spec: ModelSpec, weights: Weights, kernels: Kernels) -> None:
         self.spec = spec
@@ -40,6 +63,7 @@ class Decoder:
 
     @property
     def dtype(self) -> torch.dtype:
+        """The precision of hidden states and logits."""
         return self.weights.embedding.dtype
 
     def _tables(self, device: torch.device) -> list[Tensor]:
@@ -59,9 +83,16 @@ class Decoder:
         tune_gemms([layer.gate_up for layer in layers], rows)
         tune_gemms([layer.down for layer in layers], rows)
 
+    @abstractmethod
+    def forward(self, step: DeviceStep, cache: list[LayerCache]) -> Tensor:
+        """[tokens, hidden size] after the last norm; writes the tokens' keys and values into the cache."""
+
     @torch.inference_mode()
     def logits(self, hidden: Tensor, out: Tensor | None = None, lora: LoraBatch | None = None) -> Tensor:
-        """[n, this rank's tokens] in the model's precision, into `out` if given; pass only the rows that sample."""
+        """[n, this rank's tokens] in the model's precision, into `out` if given; pass only the rows that sample.
+
+        `lora` says which adapter each of these rows has.
+        """
         logits = self._head(hidden, out)
         if lora is not None and self._embed_head is not None:
             self._embed_head.head(logits, hidden, lora)
@@ -128,3 +159,12 @@ class Decoder:
         """The gated MLP with silu."""
         gate_up = self.project_open(layer.gate_up, x, step, index, "gate_up")
         return self.project_open(layer.down, self.operations.silu_multiply(gate_up), step, index, "down")
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What one file defines so that Rota serves the models of an architecture, by its name in config.json."""
+
+    architecture: str
+    read: Callable[[ConfigFile], Any]  # returns a ModelSpec, or the family's subclass
+    make: Callable[[Any, Weights, Kernels], Decoder]  # takes that spec

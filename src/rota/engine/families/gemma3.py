@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rota.core.errors import ModelError
-from rota.engine.families.decoder import Decoder, HeadNorms
-from rota.engine.families.family import Family, Kernels
+from rota.engine.families.decoder import Decoder, Family, HeadNorms, Kernels
 from rota.engine.layer_cache import LayerCache
 from rota.engine.model.config_file import ConfigFile
 from rota.engine.model.rotary import RotarySpec, read_rotary

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rota.engine.families.family import Family
+from rota.engine.families.decoder import Family
 from rota.engine.families.pre_norm import PreNormModel, pre_norms
 from rota.engine.lora.deferred import Output, closed
 from rota.engine.model.config_file import ConfigFile

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rota.engine.families.decoder import Decoder
-from rota.engine.families.family import Family
+from rota.engine.families.decoder import Decoder, Family
 from rota.engine.layer_cache import LayerCache
 from rota.engine.lora.deferred import closed
 from rota.engine.model.config_file import ConfigFile

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rota.engine.families.decoder import Decoder, HeadNorms
-from rota.engine.families.family import Kernels
+from rota.engine.families.decoder import Decoder, HeadNorms, Kernels
 from rota.engine.layer_cache import LayerCache
 from rota.engine.lora.deferred import Output
 from rota.engine.model.spec import ModelSpec

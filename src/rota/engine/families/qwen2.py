@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rota.engine.families.family import Family
+from rota.engine.families.decoder import Family
 from rota.engine.families.pre_norm import PreNormModel, pre_norms
 from rota.engine.model.config_file import ConfigFile
 from rota.engine.model.spec import ModelSpec, common_fields, only_silu, read_windows

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from rota.core.errors import ModelError
 from rota.engine.families import gemma3, granite, llama, mistral, olmo2, qwen2, qwen3
-from rota.engine.families.family import Family, Kernels
+from rota.engine.families.decoder import Decoder, Family, Kernels
 from rota.engine.model.config_file import ConfigFile
-from rota.engine.model.protocol import Model
 from rota.engine.model.spec import ModelSpec
 from rota.engine.weights.load import Weights
 
@@ -32,7 +31,7 @@ def read_spec(folder: Path) -> ModelSpec:
     return spec
 
 
-def make_model(spec: ModelSpec, weights: Weights, kernels: Kernels) -> Model:
+def make_model(spec: ModelSpec, weights: Weights, kernels: Kernels) -> Decoder:
     """The forward pass of a spec's family."""
     return FAMILIES[spec.architecture].make(spec, weights, kernels)
 
