@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from rota.engine.weights.layouts.layout import window_of
+from rota.engine.weights.layouts.layout import StoredTensors, window_of
 from rota.engine.weights.layouts.table import read_layout
 from rota.engine.weights.shards import Shards
-from rota.engine.weights.stored import StoredTensors
 from tests.engine.weights.writers import AWQ, GPTQ, SINGLE, change_config, floats, ints
 
 OUTPUTS, INPUTS = 32, 64

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
-from rota.engine.model.linear import Projection
+from rota.engine.model.linear import Projection, projection
 from rota.engine.parallel.shard import Cut
 
 # Which stretch of the tensor of this name is read; None: all of it.
@@ -51,21 +52,21 @@ class Parts:
     find: Find = nothing_stored
 
 
-class MatrixMaker(Protocol):
+class MatrixMaker(ABC):
     """Makes the matrices that fit; adapters run beside them, so none has a fused LoRA A."""
 
+    @abstractmethod
     def fits(self, names: Sequence[str], outputs: int, inputs: int) -> bool:
         """Whether a matrix of these parts takes the maker's form."""
-        ...
 
+    @abstractmethod
     def size_bytes(self, outputs: int, inputs: int, dtype_bytes: int) -> int:
         """What a matrix that fits will take, without its bias, in a model of this precision."""
-        ...
 
+    @abstractmethod
     def site(self, parts: Parts) -> Projection:
         """A site's matrix that fits."""
-        ...
 
-    def head(self, name: str, weight: Tensor, cut: Cut | None = None) -> Projection:
-        """The head's matrix; `weight` is of the model's precision."""
-        ...
+    def head(self, _name: str, weight: Tensor, _cut: Cut | None = None) -> Projection:
+        """The head's matrix. It decides between tokens, and keeps the precision of `weight`, which is the model's."""
+        return projection(weight)

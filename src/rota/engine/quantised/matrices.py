@@ -19,7 +19,7 @@ from rota.engine.model.linear import Projection, projection
 from rota.engine.parallel.shard import Cut
 from rota.engine.quantised.files import GroupsFile
 from rota.engine.quantised.groups import GROUP, Groups, in_eight_bits, in_four_bits, stacked
-from rota.engine.quantised.maker import Parts
+from rota.engine.quantised.maker import MatrixMaker, Parts
 
 # ── products ────────────────────────────────────────────────────────────────────────────────────────────────────────
 # Products by a matrix in four bits: torch's for ARM and for x86, and the references of their tests.
@@ -141,7 +141,7 @@ class FourBitLinear:
         return y if self._bias is None else y.add_(self._bias)
 
 
-class FourBit:
+class FourBit(MatrixMaker):
     """Takes groups as they are from the file, and rounds the other matrices to groups."""
 
     def __init__(self, kind: Kind, file: GroupsFile) -> None:

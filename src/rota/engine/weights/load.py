@@ -18,16 +18,58 @@ from rota.engine.parallel.shard import WHOLE, Cut, Shard
 from rota.engine.progress import BYTES, Progress
 from rota.engine.quantised.maker import MatrixMaker, StoredMatrix
 from rota.engine.weights.finite import FiniteCheck
+from rota.engine.weights.layouts.layout import WEIGHT, Layout, StoredTensors, window_of
 from rota.engine.weights.layouts.table import read_layout
 from rota.engine.weights.matrices import NO_FUSED_ROWS, FusedRows, MatrixBuilder, MatrixSource, weight_names
 from rota.engine.weights.pinned import CopierFor, pinned_on_gpu
 from rota.engine.weights.read_ahead import USUAL_SETUP, Copier, Copy, RingSetup, WeightRing
 from rota.engine.weights.shards import FileRange, Shards
-from rota.engine.weights.stored import StoredMatrices
 from rota.start import START
 
 # ── reading ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 # Reading is the source of matrices while a folder is loaded: it copies, dequantises where need be, and counts.
+
+
+class StoredMatrices:
+    """Finds matrices by the names of their weights; a folder without a layout has none."""
+
+    def __init__(self, shards: Shards, layout: Layout | None, device: torch.device) -> None:
+        self._shards = shards
+        self._layout = layout
+        self._device = device
+        self._shapes: dict[str, tuple[int, int]] = {}
+
+    def check(self, name: str, target: Tensor) -> None:
+        """Raise unless the tensors of a whole matrix, or the plain tensor, have the shapes and kinds that they must."""
+        layout = self._layout_of(name)
+        if layout is None:
+            self._shards.check(name, target)
+            return
+        outputs, inputs = self._shapes[name] = (target.shape[0], target.shape[1])
+        for rule in layout.rules(outputs, inputs):
+            self._shards.check_form(f"{name.removesuffix(WEIGHT)}.{rule.suffix}", rule.shapes, rule.kinds)
+
+    def pass_over_biases(self) -> None:
+        """Old GPTQ folders have a bias of zeros for every matrix, also where the model has none."""
+        for name in self._shapes:
+            self._shards.pass_over_zeros(f"{name.removesuffix(WEIGHT)}.bias")
+
+    def is_plain(self, name: str) -> bool:
+        """Whether the folder stores a tensor as numbers, one for each of its elements."""
+        return self._layout_of(name) is None
+
+    def find(self, name: str, cut: Cut | None = None) -> StoredMatrix | None:
+        """A checked matrix, or a stretch of it, on the device; None if it is stored plain."""
+        layout = self._layout_of(name)
+        if layout is None:
+            return None
+        tensors = StoredTensors(self._shards, name.removesuffix(WEIGHT), self._device)
+        return layout.read(tensors, window_of(cut, *self._shapes[name]))
+
+    def _layout_of(self, name: str) -> Layout | None:
+        is_matrix = name.endswith(("proj.weight", "lm_head.weight"))
+        holds = is_matrix and self._layout is not None and self._layout.holds(name.removesuffix(WEIGHT))
+        return self._layout if holds else None
 
 
 class WeightLoad:

@@ -8,15 +8,14 @@ import torch
 from torch import Tensor
 
 from rota.engine.model.linear import Projection, projection, tune_gemms
-from rota.engine.parallel.shard import Cut
 from rota.engine.quantised import eight_bit
 from rota.engine.quantised.codes import Codes, Scaled
 from rota.engine.quantised.eight_bit import EightBitFloatLinear, in_eight_bit_floats
 from rota.engine.quantised.gpu_four_bit import GpuFourBitLinear
 from rota.engine.quantised.groups import as_groups, in_codes, stacked
-from rota.engine.quantised.maker import Parts, StoredMatrix
+from rota.engine.quantised.maker import MatrixMaker, Parts, StoredMatrix
 from rota.engine.quantised.matrices import FourBit
-from rota.engine.weights.stored import WEIGHT
+from rota.engine.weights.layouts.layout import WEIGHT
 
 # ── side by side ────────────────────────────────────────────────────────────────────────────────────────────────────
 # Products side by side are a projection of parts that no single product can hold.
@@ -54,14 +53,7 @@ def everything(_module: str) -> bool:
     return True
 
 
-class PlainHead:
-    """The head decides between tokens, and keeps its precision."""
-
-    def head(self, _name: str, weight: Tensor, _cut: Cut | None = None) -> Projection:
-        return projection(weight)
-
-
-class EightBitFloats(PlainHead):
+class EightBitFloats(MatrixMaker):
     """Matrices in eight-bit floats; those of one scale for each output are taken as they are stored."""
 
     def __init__(self, holds: Holds = everything) -> None:
@@ -84,7 +76,7 @@ class EightBitFloats(PlainHead):
         return EightBitFloatLinear(Scaled(codes, torch.cat([one.scales for one in scaled])), parts.bias)
 
 
-class FourBitCodes(PlainHead):
+class FourBitCodes(MatrixMaker):
     """A GPU's matrices in four bits, of groups of this size (None: all inputs)."""
 
     def __init__(self, holds: Holds, group_size: int | None, dtype: torch.dtype) -> None:
@@ -116,7 +108,7 @@ class FourBitCodes(PlainHead):
         return GpuFourBitLinear(codes, bias, self._dtype)
 
 
-class FourBitGroups(PlainHead):
+class FourBitGroups(MatrixMaker):
     """A CPU's matrices in four bits, from a folder that stores them so; what makes no groups of 32 becomes plain."""
 
     def __init__(self, holds: Holds, four_bit: FourBit, dtype: torch.dtype) -> None:

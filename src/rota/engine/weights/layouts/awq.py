@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torch import Tensor
 
@@ -14,9 +13,10 @@ from rota.engine.quantised.codes import Codes
 from rota.engine.weights.layouts.layout import (
     INTEGERS,
     PLAIN,
+    Layout,
     MatrixWindow,
     Rule,
-    Tensors,
+    StoredTensors,
     all_but,
     only,
     read_bits,
@@ -31,13 +31,11 @@ ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AwqLayout:
+class AwqLayout(Layout):
     """weight = (code - zero) * scale; all tensors are [inputs or groups, outputs]."""
 
-    holds: Callable[[str], bool]
-    group_size: int | None
-    method: ClassVar[str] = "AWQ"
-    bits: ClassVar[Literal[4]] = 4
+    method: str = "AWQ"
+    bits: Literal[4, 8] = 4
 
     def rules(self, outputs: int, inputs: int) -> tuple[Rule, ...]:
         groups, words = -(-inputs // (self.group_size or inputs)), -(-outputs // IN_WORD)
@@ -47,7 +45,7 @@ class AwqLayout:
             Rule(suffix=SCALES, kinds=PLAIN, shapes=((groups, outputs),)),
         )
 
-    def read(self, tensors: Tensors, window: MatrixWindow) -> Codes:
+    def read(self, tensors: StoredTensors, window: MatrixWindow) -> Codes:
         size = self.group_size or window.inputs.end
         held, words = window.inputs.held_by(size), window.outputs.held_by(IN_WORD)
 

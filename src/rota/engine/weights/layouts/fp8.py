@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,8 +16,8 @@ from rota.engine.weights.layouts.layout import (
     Layout,
     MatrixWindow,
     Rule,
+    StoredTensors,
     Stretch,
-    Tensors,
     all_but,
     only,
     read_modules,
@@ -34,14 +33,11 @@ ONE: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Float8Layout:
+class Float8Layout(Layout):
     """weight = code * scale. Activations get a scale for each token, so a static scale is checked and not used."""
 
-    method: str
-    holds: Callable[[str], bool]
     has_input_scale: bool = False
-    bits: ClassVar[Literal[8]] = 8
-    group_size: ClassVar[None] = None
+    bits: Literal[4, 8] = 8
 
     def rules(self, outputs: int, inputs: int) -> tuple[Rule, ...]:
         rules = (
@@ -50,7 +46,7 @@ class Float8Layout:
         )
         return (*rules, input_rule()) if self.has_input_scale else rules
 
-    def read(self, tensors: Tensors, window: MatrixWindow) -> Scaled:
+    def read(self, tensors: StoredTensors, window: MatrixWindow) -> Scaled:
         if self.has_input_scale:
             tensors.scale(INPUT_SCALE, is_positive=True)
         codes = tensors.read(WEIGHT, window.outputs, window.inputs)
@@ -80,15 +76,12 @@ class BlockScaled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockLayout:
+class BlockLayout(Layout):
     """The last blocks of a row or column may be smaller."""
 
-    method: str
-    holds: Callable[[str], bool]
     block: tuple[int, int]  # outputs, inputs
     scale: str  # the name of the scales
-    bits: ClassVar[Literal[8]] = 8
-    group_size: ClassVar[None] = None
+    bits: Literal[4, 8] = 8
 
     def rules(self, outputs: int, inputs: int) -> tuple[Rule, ...]:
         blocks = (-(-outputs // self.block[0]), -(-inputs // self.block[1]))
@@ -97,7 +90,7 @@ class BlockLayout:
             Rule(suffix=self.scale, kinds=PLAIN, shapes=(blocks,)),
         )
 
-    def read(self, tensors: Tensors, window: MatrixWindow) -> BlockScaled:
+    def read(self, tensors: StoredTensors, window: MatrixWindow) -> BlockScaled:
         codes = tensors.read(WEIGHT, window.outputs, window.inputs)
         height, width = self.block
         held = (window.outputs.held_by(height), window.inputs.held_by(width))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torch import Tensor
 
@@ -13,10 +12,11 @@ from rota.engine.quantised.codes import Codes
 from rota.engine.weights.layouts.layout import (
     INTEGERS,
     PLAIN,
+    Layout,
     MatrixWindow,
     Rule,
+    StoredTensors,
     Stretch,
-    Tensors,
     all_but,
     only,
     read_bits,
@@ -29,14 +29,12 @@ WEIGHT, ZEROS, SCALES, ORDER = "qweight", "qzeros", "scales", "g_idx"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GptqLayout:
+class GptqLayout(Layout):
     """weight = (code - zero) * scale; all tensors are [inputs or groups, outputs]."""
 
-    holds: Callable[[str], bool]
-    group_size: int | None
     lowers_zeros: bool  # stores zero - 1
-    method: ClassVar[str] = "GPTQ"
-    bits: ClassVar[Literal[4]] = 4
+    method: str = "GPTQ"
+    bits: Literal[4, 8] = 4
 
     def rules(self, outputs: int, inputs: int) -> tuple[Rule, ...]:
         groups = -(-inputs // (self.group_size or inputs))
@@ -47,7 +45,7 @@ class GptqLayout:
             Rule(suffix=ORDER, kinds=INTEGERS, shapes=((inputs,),)),
         )
 
-    def read(self, tensors: Tensors, window: MatrixWindow) -> Codes:
+    def read(self, tensors: StoredTensors, window: MatrixWindow) -> Codes:
         count = tensors.shape(SCALES)[0]
         groups, held = _kept(order_of(tensors, ORDER, window.inputs, count))
         words = tensors.read(WEIGHT, window.inputs.held_by(IN_WORD), window.outputs)
@@ -59,7 +57,7 @@ class GptqLayout:
             groups=groups,
         )
 
-    def _zeros(self, tensors: Tensors, window: MatrixWindow, held: Stretch) -> Tensor:
+    def _zeros(self, tensors: StoredTensors, window: MatrixWindow, held: Stretch) -> Tensor:
         words = tensors.read(ZEROS, held, window.outputs.held_by(IN_WORD))
         zeros = window.outputs.within(unpacked(words, 1), 1, IN_WORD)
         # AutoGPTQ adds the 1 in four bits, so a stored 15 is a zero of 0.

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from rota.core.errors import ModelError
 from rota.engine.model.config_file import ConfigFile
 from rota.engine.parallel.shard import Cut
 from rota.engine.quantised.maker import StoredMatrix
+from rota.engine.weights.shards import NOT_FINITE, Shards
 
 # In safetensors' words.
 INTEGERS = ("I32",)
 PLAIN = ("F32", "F16", "BF16")
+WEIGHT = ".weight"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,54 +69,59 @@ def window_of(cut: Cut | None, outputs: int, inputs: int) -> MatrixWindow:
     return MatrixWindow(stretch, columns) if cut.axis == 0 else MatrixWindow(rows, stretch)
 
 
-class Tensors(Protocol):
-    """The stored tensors of one matrix, on the device; a scale is checked when it is read."""
+class StoredTensors:
+    """The stored tensors of one matrix, on the device; scales are checked on the host, when they are read."""
+
+    def __init__(self, shards: Shards, module: str, device: torch.device) -> None:
+        self._shards = shards
+        self._module = module
+        self._device = device
 
     def shape(self, suffix: str) -> tuple[int, ...]:
         """Of the whole tensor."""
-        ...
+        return self._shards.shape(self._name(suffix))
 
     def read(self, suffix: str, *stretches: Stretch) -> Tensor:
         """The tensor, or the stretches of its first axes."""
-        ...
+        return self._host(suffix, *stretches).to(self._device)
 
     def scale(self, suffix: str, *stretches: Stretch, is_positive: bool = False) -> Tensor:
         """The same in float32; ModelError unless it is finite, and above zero if it must be."""
-        ...
+        values = self._host(suffix, *stretches).float()
+        least, most = (float(extreme) for extreme in values.aminmax())
+        if not (math.isfinite(least) and math.isfinite(most)):
+            raise self.error(suffix, f"{NOT_FINITE}; get other weights")
+        if is_positive and least <= 0:
+            raise self.error(suffix, f"has the value {least}, but a scale is above zero; get other weights")
+        return values.to(self._device)
 
     def error(self, suffix: str, problem: str) -> ModelError:
         """Names file and tensor."""
-        ...
+        return self._shards.error(self._name(suffix), problem)
+
+    def _host(self, suffix: str, *stretches: Stretch) -> Tensor:
+        return self._shards.read(self._name(suffix), *(slice(each.first, each.end) for each in stretches))
+
+    def _name(self, suffix: str) -> str:
+        return f"{self._module}.{suffix}"
 
 
-class Layout(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout(ABC):
     """How a folder stores matrices; one layout for all of them."""
 
-    @property
-    def method(self) -> str:
-        """Its name in sentences."""
-        ...
+    method: str  # its name in sentences
+    bits: Literal[4, 8]
+    group_size: int | None = None  # how many inputs share a scale; None: all
+    holds: Callable[[str], bool]  # whether the module of this name is stored so; the others are plain
 
-    @property
-    def bits(self) -> Literal[4, 8]: ...
-
-    @property
-    def group_size(self) -> int | None:
-        """How many inputs share a scale; None: all."""
-        ...
-
-    @property
-    def holds(self) -> Callable[[str], bool]:
-        """Whether the module of this name is stored so; the others are plain."""
-        ...
-
+    @abstractmethod
     def rules(self, outputs: int, inputs: int) -> tuple[Rule, ...]:
         """The tensors of a whole matrix."""
-        ...
 
-    def read(self, tensors: Tensors, window: MatrixWindow) -> StoredMatrix:
+    @abstractmethod
+    def read(self, tensors: StoredTensors, window: MatrixWindow) -> StoredMatrix:
         """A window of a matrix whose tensors have been checked."""
-        ...
 
 
 # ── fields ──────────────────────────────────────────────────────────────────────────────────────────────────────────

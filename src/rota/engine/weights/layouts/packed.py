@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from rota.engine.quantised.codes import Codes
-from rota.engine.weights.layouts.layout import INTEGERS, PLAIN, MatrixWindow, Rule, Stretch, Tensors
+from rota.engine.weights.layouts.layout import INTEGERS, PLAIN, Layout, MatrixWindow, Rule, StoredTensors, Stretch
 
 # ── nibbles ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 # Nibbles are codes of four bits, eight in a word of 32.
@@ -39,15 +39,12 @@ MIDDLE = 8.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PackedLayout:
+class PackedLayout(Layout):
     """weight = (code - zero) * scale; a symmetric matrix has no zeros, they are 8."""
 
-    method: str
-    holds: Callable[[str], bool]
-    group_size: int | None
     is_symmetric: bool
     has_order: bool  # the inputs of a group lie apart
-    bits: ClassVar[Literal[4]] = 4
+    bits: Literal[4, 8] = 4
 
     def rules(self, outputs: int, inputs: int) -> tuple[Rule, ...]:
         groups = -(-inputs // (self.group_size or inputs))
@@ -63,7 +60,7 @@ class PackedLayout:
             rules.append(Rule(suffix=ORDER, kinds=INTEGERS, shapes=((inputs,),)))
         return tuple(rules)
 
-    def read(self, tensors: Tensors, window: MatrixWindow) -> Codes:
+    def read(self, tensors: StoredTensors, window: MatrixWindow) -> Codes:
         shape = tensors.read(SHAPE).tolist()
         outputs, width = tensors.shape(PACKED)
         if shape[0] != outputs or -(-shape[1] // IN_WORD) != width:
@@ -74,21 +71,21 @@ class PackedLayout:
         scales = tensors.scale(SCALE, window.outputs, held)
         return Codes(codes=codes, scales=scales, zeros=self._zeros(tensors, window, held, scales), groups=groups)
 
-    def _groups(self, tensors: Tensors, window: MatrixWindow, device: torch.device) -> tuple[Tensor, Stretch]:
+    def _groups(self, tensors: StoredTensors, window: MatrixWindow, device: torch.device) -> tuple[Tensor, Stretch]:
         count = tensors.shape(SCALE)[1]
         if self.has_order:
             return order_of(tensors, ORDER, window.inputs, count), Stretch(0, count)
         size = self.group_size or window.inputs.end
         return groups_of(window.inputs.first, window.inputs.end, size, device), window.inputs.held_by(size)
 
-    def _zeros(self, tensors: Tensors, window: MatrixWindow, held: Stretch, scales: Tensor) -> Tensor:
+    def _zeros(self, tensors: StoredTensors, window: MatrixWindow, held: Stretch, scales: Tensor) -> Tensor:
         if self.is_symmetric:
             return torch.full_like(scales, MIDDLE)
         words = tensors.read(ZERO, window.outputs.held_by(IN_WORD), held)
         return window.outputs.within(unpacked(words, 0), 0, IN_WORD).float()
 
 
-def order_of(tensors: Tensors, suffix: str, inputs: Stretch, count: int) -> Tensor:
+def order_of(tensors: StoredTensors, suffix: str, inputs: Stretch, count: int) -> Tensor:
     """[inputs] int64: the group of each input as the folder says it, of so many."""
     groups = tensors.read(suffix, inputs).long()
     if len(groups) and not 0 <= int(groups.min()) <= int(groups.max()) < count:
