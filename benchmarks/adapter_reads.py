@@ -3,8 +3,9 @@
     python benchmarks/adapter_reads.py [--shape llama-8b] [--threads 1 2 8] [--rounds 8] [--output FILE]
 
 Files are in bfloat16 or in float32, of rank 16 and above a model in bfloat16, and lie in the page cache. Host memory is
-plain, and used again as torch uses pinned memory again: so no GPU is needed, and a copy from a load template to pinned
-memory is left out. Each figure is the median of some rounds. The processors' milliseconds are those of all threads.
+plain, and used again as torch uses pinned memory again: so no GPU is needed, and a copy of what was put together to
+pinned memory is left out. Each figure is the median of some rounds. The processors' milliseconds are those of all
+threads.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from torch import Tensor
 
 from rota.engine.families.table import read_spec
 from rota.engine.lora.files.checkpoint import read_checkpoint
-from rota.engine.lora.files.workspace import PinningWorkspace
+from rota.engine.lora.files.workspace import Workspace
 from rota.engine.lora.host import HostAdapter
 from rota.engine.model.spec import ModelSpec
 
@@ -57,8 +58,7 @@ class Pool:
 def measure(folder: Path, spec: ModelSpec, packs: bool, threads: int, rounds: int) -> dict[str, Any]:
     """The first round finds out where factors lie, and does not count."""
     pool = Pool()
-    work = PinningWorkspace(lambda adapter, _: adapter, packs, pool.take)
-    work.threads = threads
+    work = Workspace(threads, packs, lambda adapter, _: adapter, pool.take)
     elapsed, of_processors = list[float](), list[float]()
     for _ in range(rounds + 1):
         begun_at, used = time.perf_counter(), time.process_time()

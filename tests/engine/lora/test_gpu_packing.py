@@ -10,7 +10,7 @@ import torch
 from rota.core.ids import Slot
 from rota.engine.lora.bank import Bank
 from rota.engine.lora.files.checkpoint import read_checkpoint
-from rota.engine.lora.files.workspace import PinningWorkspace
+from rota.engine.lora.files.workspace import pinning_workspace
 from rota.engine.model.spec import ModelSpec
 from tests.engine.lora.adapter_factory import EVERYTHING, change_dtype, make_adapter
 from tests.engine.lora.small_bank import assert_equal
@@ -21,7 +21,7 @@ MAX_RANK = 16
 
 
 def copy_in(bank: Bank, folder: Path, spec: ModelSpec, packs: bool) -> None:
-    adapter = read_checkpoint(folder, spec, bank.dtype, MAX_RANK, work=PinningWorkspace(packs=packs))
+    adapter = read_checkpoint(folder, spec, bank.dtype, MAX_RANK, work=pinning_workspace(packs))
     assert (adapter.packing is not None) == packs
     with torch.cuda.stream(torch.cuda.Stream()):  # the driver batches no copies on the default stream
         bank.copy_in(Slot(1), adapter, [4, 1][: bank.pages_of(adapter)])

@@ -17,7 +17,7 @@ from rota.engine.lora.bank import Bank
 from rota.engine.lora.files import checkpoint, workspace
 from rota.engine.lora.files.checkpoint import packing_of, read_checkpoint
 from rota.engine.lora.files.folder import SINGLE, AdapterFolder, open_folder
-from rota.engine.lora.files.workspace import PinningWorkspace
+from rota.engine.lora.files.workspace import Workspace
 from rota.engine.lora.host import side_by_side
 from rota.engine.lora.packing import turn, unturned_bytes
 from rota.engine.model.sites import site_shapes
@@ -60,12 +60,8 @@ def small_pieces(monkeypatch) -> None:
 
 
 @pytest.fixture
-def work() -> PinningWorkspace:
-    made = PinningWorkspace(
-        lambda adapter, _: adapter, packs=True, memory=lambda size: torch.empty(size, dtype=torch.uint8)
-    )
-    made.threads = 3
-    return made
+def work() -> Workspace:
+    return Workspace(threads=3, packs=True, pin=lambda adapter, _: adapter)
 
 
 def bank_of(spec: ModelSpec, dtype: torch.dtype, pages: int = 0) -> Bank:

@@ -19,7 +19,7 @@ from rota.engine.lora.files import checkpoint
 from rota.engine.lora.files.checkpoint import read_checkpoint
 from rota.engine.lora.files.folder import CONFIG, SINGLE
 from rota.engine.lora.files.tensor_file import TensorFile
-from rota.engine.lora.files.workspace import PLAIN, PinningWorkspace, Workspace
+from rota.engine.lora.files.workspace import PLAIN, Workspace
 from rota.engine.lora.loader import checkpoint_reader
 from rota.engine.model.spec import ModelSpec
 from rota.engine.parallel.shard import WHOLE, Shard
@@ -28,11 +28,7 @@ from tests.engine.lora.small_bank import CPU
 
 
 def working(threads: int, packs: bool) -> Workspace:
-    made = PinningWorkspace(
-        lambda adapter, _: adapter, packs=packs, memory=lambda size: torch.empty(size, dtype=torch.uint8)
-    )
-    made.threads = threads
-    return made
+    return Workspace(threads, packs, pin=lambda adapter, _: adapter)
 
 
 def seal_of(folder: Path, spec: ModelSpec, work: Workspace = PLAIN, shard: Shard = WHOLE, former: str = "") -> str:

@@ -6,7 +6,7 @@ import _thread
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
@@ -93,9 +93,7 @@ class HostAdapter:
     pieces: tuple[Tensor, ...]  # the run, whole or as `pin` cuts it; the bytes of the file, if it is packed
     site_ranks: tuple[int, ...]  # in the order of SITES: the largest rank of any layer and part, or 0
     ranks: Tensor  # [layers, len(SITES)] int32, as SiteFactors.ranks has them
-    gain_bias: Tensor | None = (
-        None  # [layers, numbers of a layer] float32 (gain_bias.py), of a DoRA or an adapter with biases
-    )
+    gain_bias: Tensor | None = None  # [layers, numbers of a layer] float32 (gain_bias.py): DoRA's, or biases
     embedding: EmbedHeadFactors | None = None
     head: EmbedHeadFactors | None = None
     own_embedding: tuple[Tensor, ...] | None = None  # [vocabulary, hidden] in pieces, in the place of the model's
@@ -118,12 +116,15 @@ class HostAdapter:
         return (self.own_embedding is not None) + (self.own_head is not None)
 
     @property
+    def extra_tensors(self) -> tuple[Tensor, ...]:
+        """All numbers but those of the layers' factors."""
+        gain_bias = () if self.gain_bias is None else (self.gain_bias,)
+        ends = (tensor for end in (self.embedding, self.head) if end for tensor in end.tensors)
+        return (*gain_bias, *ends, *(self.own_embedding or ()), *(self.own_head or ()))
+
+    @property
     def size_bytes(self) -> int:
-        embed_head = [end for end in (self.embedding, self.head) if end is not None]
-        extras = [] if self.gain_bias is None else [self.gain_bias]
-        extras += [tensor for end in embed_head for tensor in end.tensors]
-        own = (*(self.own_embedding or ()), *(self.own_head or ()))
-        return sum(each.nbytes for each in (*self.pieces, *extras, *own))
+        return sum(each.nbytes for each in (*self.pieces, *self.extra_tensors))
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,15 +189,15 @@ def pinned_bytes(size: int) -> Tensor:
 
 def pinned(adapter: HostAdapter, threads: int = 1) -> HostAdapter:
     """The same in pinned memory; blocks as `pin` does."""
-    return HostAdapter(
-        _pinned(adapter.pieces, threads) or (),
-        adapter.site_ranks,
-        adapter.ranks.pin_memory(),
-        None if adapter.gain_bias is None else adapter.gain_bias.pin_memory(),
-        None if adapter.embedding is None else adapter.embedding.pinned(),
-        None if adapter.head is None else adapter.head.pinned(),
-        _pinned(adapter.own_embedding, threads),
-        _pinned(adapter.own_head, threads),
+    return replace(
+        adapter,
+        pieces=_pinned(adapter.pieces, threads) or (),
+        ranks=adapter.ranks.pin_memory(),
+        gain_bias=None if adapter.gain_bias is None else adapter.gain_bias.pin_memory(),
+        embedding=None if adapter.embedding is None else adapter.embedding.pinned(),
+        head=None if adapter.head is None else adapter.head.pinned(),
+        own_embedding=_pinned(adapter.own_embedding, threads),
+        own_head=_pinned(adapter.own_head, threads),
     )
 
 

@@ -29,7 +29,7 @@ from rota.engine.lora.files.brought import Brought
 from rota.engine.lora.files.checkpoint import read_checkpoint
 from rota.engine.lora.files.outline import Inquire, answer
 from rota.engine.lora.files.reader import AdapterReader, Copy, RefusedAdapter, reason_for
-from rota.engine.lora.files.workspace import PLAIN, PinningWorkspace
+from rota.engine.lora.files.workspace import PLAIN, pinning_workspace
 from rota.engine.lora.host import HostAdapter
 from rota.engine.model.spec import ModelSpec
 from rota.engine.parallel.shard import WHOLE, Shard
@@ -138,7 +138,7 @@ def checkpoint_reader(
     """
     # Without the bank itself: a reader's thread may outlive its engine, and must not keep the device's memory.
     dtype, max_rank = bank.dtype, bank.max_rank
-    work = PinningWorkspace(packs=bank.unpacks) if bank.device.type == "cuda" else PLAIN
+    work = pinning_workspace(bank.unpacks) if bank.device.type == "cuda" else PLAIN
     base = None if bank.base is None else weakref.ref(bank.base)
     embed_head = None if bank.embed_head is None else weakref.ref(bank.embed_head.base)
     folders, growth = brought or Brought(), bank.growth

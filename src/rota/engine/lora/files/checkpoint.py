@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,18 +17,25 @@ from rota.core.adapter import Extra
 from rota.core.errors import AdapterError
 from rota.engine.lora.base import BaseEmbedHead, BaseMatrices
 from rota.engine.lora.files.checks import SlotKind, refusals, values_not_finite
-from rota.engine.lora.files.extras import Extras, ExtrasReader
-from rota.engine.lora.files.filling import FactorCut, Filling
+from rota.engine.lora.files.extras import with_extras
 from rota.engine.lora.files.folder import AdapterFolder, FolderFiles
 from rota.engine.lora.files.outline import Inquire, answer
 from rota.engine.lora.files.tensor_file import StoredTensor, TensorFile
-from rota.engine.lora.files.workspace import PLAIN, LoadTemplate, Workspace
+from rota.engine.lora.files.workspace import PLAIN, Workspace
 from rota.engine.lora.growth import SlotGrowth
-from rota.engine.lora.host import PIECE_BYTES, HostAdapter, cut_evenly, run_length, side_by_side, stacked_sites
+from rota.engine.lora.host import (
+    PIECE_BYTES,
+    HostAdapter,
+    StackedSite,
+    cut_evenly,
+    run_length,
+    side_by_side,
+    stacked_sites,
+)
 from rota.engine.lora.packing import Packing, Parts, SiteParts
 from rota.engine.model.sites import SiteShape, module_name, site_shapes
 from rota.engine.model.spec import ModelSpec
-from rota.engine.parallel.shard import WHOLE, Shard
+from rota.engine.parallel.shard import WHOLE, Cut, Shard
 from rota.engine.weights.finite import is_finite
 
 # ── packed file ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -135,6 +141,57 @@ def _cut(factors: Sequence[StoredTensor], start: int, dtype: torch.dtype) -> Par
     return np.array(parts, np.int64).reshape(-1, 3)
 
 
+# ── filling ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# Filling brings the factors of a folder to their places in an adapter's run, factor by factor, in several threads.
+#
+#     file   | A of q | B of q | A of k | …
+#     run    | A of q | A of k | …   | Bᵀ of q | …    A lies there as it is stored; B is turned, and scaled
+
+
+def fill(
+    sites: Sequence[StackedSite],
+    shapes: Sequence[SiteShape],
+    folder: AdapterFolder,
+    spec: ModelSpec,
+    shard: Shard,
+    threads: int,
+) -> bool:
+    """Write every number of the sites: factors, and zeros where there are none. False: some are not finite.
+
+    Blocks on the disk.
+    """
+    are_finite = list[bool]()
+
+    def fill_layers(layers: range) -> None:
+        for layer in layers:  # as they lie in the file
+            for site, shape in zip(sites, shapes, strict=True):
+                columns = torch.split(site.b[layer], list(shape.widths), dim=1)
+                for (part, _), a, b in zip(shape.parts, site.a[layer], columns, strict=True):
+                    cuts = shard.factor_cut(part, "a", spec), shard.factor_cut(part, "b", spec)
+                    _fill_part(folder, module_name(layer, part), cuts, a, b)
+        factors = [factor[layers.start : layers.stop] for site in sites for factor in (site.a, site.b)]
+        are_finite.append(all(is_finite(factor) for factor in factors if factor.numel()))
+
+    side_by_side([partial(fill_layers, layers) for layers in cut_evenly(spec.layers, threads)])
+    return all(are_finite)
+
+
+def _fill_part(folder: AdapterFolder, module: str, cuts: tuple[Cut | None, Cut | None], a: Tensor, b: Tensor) -> None:
+    """a: [rank, inputs], b: [rank, outputs]; the module's rank may be smaller, or it may have no factors."""
+    factors, rank = folder.factors.get(module), 0
+    if factors is not None:
+        assert factors.a is not None
+        assert factors.b is not None
+        rank = folder.config.rank_of(module)
+        a[:rank] = factors.a.read(cuts[0])
+        # Scaled before it is rounded to another precision: alpha / rank need not be a power of two.
+        stored = factors.b.read(cuts[1])
+        wide = stored if stored.dtype == b.dtype else stored.float()
+        b[:rank] = wide.mul_(folder.config.scale_of(module)).to(b.dtype).T
+    a[rank:].zero_()
+    b[rank:].zero_()
+
+
 def read_checkpoint(
     path: str | Path,
     spec: ModelSpec,
@@ -157,34 +214,35 @@ def read_checkpoint(
     one bank's adapters. With the `seal` of an earlier read, files that are others by now raise AdapterChangedError:
     before they are understood if a config or a header is another, else when all numbers were read.
     """
-    shapes, cut_of = site_shapes(shard.local(spec)), functools.partial(shard.factor_cut, spec=spec)
-    slots = _slots(max_rank, shard, base, embed_head, growth)
-    reader = ExtrasReader(
-        spec=spec, shapes=shapes, dtype=dtype, shard=shard, cut_of=cut_of, base=base, embed_head=embed_head
-    )
+    shapes = site_shapes(shard.local(spec))
     with FolderFiles(path, adapter_root, key_root, ask) as files:
         files.refuse_others_than(seal)
         if packing := work.packing_for(files.fingerprint):
             return _packed(files, packing, dtype, work, seal)
-        template, folder = work.claim(files.fingerprint), None
-        if template is None or not template.is_enough:
-            folder = AdapterFolder(files, spec.layers)
-            for reason in refusals(folder, spec, slots):
-                raise AdapterError(reason)
-            can_pack = work.packs and shard.size == 1
-            if can_pack and (packing := packing_of(folder, shapes, spec.layers, dtype)):
-                return _packed(files, work.keep(files.fingerprint, packing), dtype, work, seal)
-            template = template or _template_of(files.fingerprint, folder, spec.layers, shapes, dtype, cut_of, work)
-        if not template.fill(files.opened, folder):
-            raise AdapterError(_not_finite(folder or AdapterFolder(files, spec.layers), dtype))
-        extras = Extras() if folder is None else reader.read(folder, template.sites)
-        for numbers in extras.tensors:
-            if folder is not None and numbers.numel() and not _is_finite(numbers, work.threads):
+        folder = AdapterFolder(files, spec.layers)
+        for reason in refusals(folder, spec, _slots(max_rank, shard, base, embed_head, growth)):
+            raise AdapterError(reason)
+        can_pack = work.packs and shard.size == 1
+        if can_pack and (packing := packing_of(folder, shapes, spec.layers, dtype)):
+            return _packed(files, work.keep(files.fingerprint, packing), dtype, work, seal)
+        by_layer = [[_rank(folder, shape, layer) for shape in shapes] for layer in range(spec.layers)]
+        ranks = torch.tensor(by_layer, dtype=torch.int32)
+        site_ranks = tuple(ranks.amax(dim=0).tolist())
+        size = run_length(shapes, spec.layers, site_ranks) * dtype.itemsize
+        memory = work.take(size)
+        run = memory[:size].view(dtype)
+        sites = stacked_sites(run, shapes, spec.layers, site_ranks)
+        if not fill(sites, shapes, folder, spec, shard, work.threads):
+            raise AdapterError(_not_finite(folder, dtype))
+        plain = HostAdapter((run,), site_ranks, ranks)
+        adapter = with_extras(plain, sites, folder, spec, dtype, shard, base, embed_head)
+        for numbers in adapter.extra_tensors:
+            if numbers.numel() and not _is_finite(numbers, work.threads):
                 raise AdapterError(_not_finite(folder, numbers.dtype))
-        found = files.sealed(seal)
-    # Operations pass over a site without ranks.
-    ranks = template.ranks if extras.gain_bias is None else template.ranks.clamp_min(1)
-    return replace(work.done(HostAdapter((template.run,), template.site_ranks, ranks, *extras), template), seal=found)
+        adapter = replace(adapter, seal=files.sealed(seal))
+    if adapter.gain_bias is not None:
+        adapter = replace(adapter, ranks=ranks.clamp_min(1))  # operations pass over a site without ranks
+    return work.done(adapter, memory)
 
 
 def _packed(files: FolderFiles, packing: Packing, dtype: torch.dtype, work: Workspace, seal: str) -> HostAdapter:
@@ -203,33 +261,6 @@ def _slots(
     return SlotKind(max_rank, extras, shard.size, places, matrix_bytes, growth)
 
 
-def _template_of(
-    fingerprint: bytes,
-    folder: AdapterFolder,
-    layers: int,
-    shapes: tuple[SiteShape, ...],
-    dtype: torch.dtype,
-    cut_of: FactorCut,
-    work: Workspace,
-) -> LoadTemplate:
-    by_layer = [[_rank(folder, shape, layer) for shape in shapes] for layer in range(layers)]
-    ranks = torch.tensor(by_layer, dtype=torch.int32)
-    site_ranks = tuple(ranks.amax(dim=0).tolist())
-    run = work.take(run_length(shapes, layers, site_ranks), dtype)
-    sites = stacked_sites(run, shapes, layers, site_ranks)
-    scratch = work.take(sum(site.b.numel() for site in sites), dtype)
-    return LoadTemplate(
-        fingerprint=fingerprint,
-        run=run,
-        scratch=scratch,
-        sites=sites,
-        site_ranks=site_ranks,
-        ranks=ranks,
-        filling=Filling(sites, shapes, folder, cut_of, scratch, work.threads),
-        is_plain=folder.is_plain,
-    )
-
-
 def _rank(folder: AdapterFolder, shape: SiteShape, layer: int) -> int:
     modules = [module_name(layer, part) for part, _ in shape.parts]
     return max((folder.config.rank_of(module) for module in modules if module in folder.factors), default=0)
@@ -238,7 +269,7 @@ def _rank(folder: AdapterFolder, shape: SiteShape, layer: int) -> int:
 def _is_finite(numbers: Tensor, threads: int) -> bool:
     are_finite = list[bool]()
     parts = numbers.view(-1).tensor_split(threads)
-    side_by_side([functools.partial(lambda part: are_finite.append(is_finite(part)), part) for part in parts])
+    side_by_side([partial(lambda part: are_finite.append(is_finite(part)), part) for part in parts])
     return all(are_finite)
 
 

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from rota.core.errors import AdapterError
 from rota.engine.lora.base import BaseEmbedHead, BaseMatrices
-from rota.engine.lora.files.filling import FactorCut
 from rota.engine.lora.files.folder import AdapterFolder
 from rota.engine.lora.files.peft_config import EMBEDDING, HEAD
 from rota.engine.lora.files.tensor_file import StoredTensor
 from rota.engine.lora.gain_bias import empty_run, site_gain_bias
-from rota.engine.lora.host import EmbedHeadFactors, StackedSite
-from rota.engine.model.sites import SiteShape, module_name
+from rota.engine.lora.host import EmbedHeadFactors, HostAdapter, StackedSite
+from rota.engine.model.sites import SiteShape, module_name, site_shapes
 from rota.engine.model.spec import ModelSpec
-from rota.engine.parallel.shard import BY_INPUTS, Cut, Shard
+from rota.engine.parallel.shard import BY_INPUTS, WHOLE, Cut, Shard
 
 # ── folding ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 # Folding turns DoRA's magnitudes and an adapter's biases into gains and biases: a gain and a shift for each output.
@@ -32,22 +29,20 @@ from rota.engine.parallel.shard import BY_INPUTS, Cut, Shard
 # |W + B A|² of a row is |W|² + 2 (W Aᵀ) · B + B (A Aᵀ) Bᵀ: one product of the model with the rows of A, and no matrix
 # of the model's size is made.
 
-# A part's stretch of outputs; None: all of them.
-CutOf = Callable[[str], Cut | None]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Folding:
-    """A folder that is open, its factors as they were stacked, and the model below."""
+    """A folder that is open, the model below, and this rank's part of it."""
 
     folder: AdapterFolder
     base: BaseMatrices
-    cut_of: CutOf
-    adds_biases: bool  # behind a sum over ranks, only one of them does
+    spec: ModelSpec  # of the whole model
+    shard: Shard
 
-    def gain_bias(self, shapes: tuple[SiteShape, ...], sites: list[StackedSite]) -> Tensor:
+    def gain_bias(self, sites: list[StackedSite]) -> Tensor:
         """The run of an adapter's gains and biases: [layers, 2 * outputs of all sites] float32."""
-        run = empty_run(shapes, len(sites[0].a))
+        shapes = site_shapes(self.shard.local(self.spec))
+        run = empty_run(shapes, self.spec.layers)
         with self.base.alone():
             for layer, line in enumerate(run):
                 for shape, site, target in zip(shapes, sites, site_gain_bias(line, shapes), strict=True):
@@ -80,8 +75,8 @@ class Folding:
         shift = own - gain * own
         for (part, _), columns in zip(shape.parts, _columns(shape), strict=True):
             module = module_name(layer, part)
-            if part in BY_INPUTS and not self.adds_biases:
-                continue
+            if part in BY_INPUTS and self.shard.rank > 0:
+                continue  # behind a sum over ranks, only one of them adds biases
             if module in self.folder.biases:
                 shift[columns] += self._read(self.folder.biases[module], part) - own[columns]
             factors = self.folder.factors.get(module)
@@ -94,7 +89,7 @@ class Folding:
         return None if factors is None or factors.magnitude is None else self._read(factors.magnitude, part)
 
     def _read(self, stored: StoredTensor, part: str) -> Tensor:
-        cut, whole = self.cut_of(part), stored.read().float()
+        cut, whole = self.shard.factor_cut(part, "b", self.spec), stored.read().float()  # cut as B is: by outputs
         return whole if cut is None else whole[cut.first : cut.end]
 
 
@@ -197,7 +192,7 @@ def read_embed_head(
 
     Beside factors there PEFT saves the matrix below, and would load it over the model's.
     """
-    _check_copy(folder, EMBEDDING, base.embedding_rows, Cut(0, 0, spec.vocab_size, spec.vocab_size))
+    _check_copy(folder, EMBEDDING, base.embedding_rows, WHOLE.tokens(spec.vocab_size))
     if base.has_plain_head:
         _check_copy(folder, HEAD, base.head_rows, tokens)
     embedding = read_embedding(folder, dtype) or embedding_of_tokens(folder, spec, base, dtype)
@@ -245,57 +240,36 @@ def read_head(folder: AdapterFolder, dtype: torch.dtype, tokens: Cut) -> EmbedHe
     return EmbedHeadFactors(factors.a.read().to(dtype), b.T.to(dtype).contiguous())
 
 
-# ── read extras ─────────────────────────────────────────────────────────────────────────────────────────────────────
-# What an adapter has besides the factors of its layers: gains and biases, factors at the ends, matrices of its own.
+# ── extras ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# All of that, of an adapter whose sites are filled.
 
 
-class Extras(NamedTuple):
-    """As a HostAdapter has them."""
+def with_extras(
+    adapter: HostAdapter,
+    sites: list[StackedSite],
+    folder: AdapterFolder,
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    shard: Shard,
+    base: BaseMatrices | None,
+    embed_head: BaseEmbedHead | None,
+) -> HostAdapter:
+    """The adapter with all that its folder has besides the factors of layers, which fill the sites. Blocks on the disk.
 
-    gain_bias: Tensor | None = None
-    embedding: EmbedHeadFactors | None = None
-    head: EmbedHeadFactors | None = None
-    own_embedding: tuple[Tensor, ...] | None = None
-    own_head: tuple[Tensor, ...] | None = None
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        gain_bias = () if self.gain_bias is None else (self.gain_bias,)
-        ends = (tensor for end in (self.embedding, self.head) if end for tensor in end.tensors)
-        return (*gain_bias, *ends, *(self.own_embedding or ()), *(self.own_head or ()))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExtrasReader:
-    """Reads them for the slots of one bank; without a `base` these have no gains and biases."""
-
-    spec: ModelSpec  # of the whole model
-    shapes: tuple[SiteShape, ...]
-    dtype: torch.dtype
-    shard: Shard
-    cut_of: FactorCut
-    base: BaseMatrices | None
-    embed_head: BaseEmbedHead | None
-
-    def read(self, folder: AdapterFolder, sites: list[StackedSite]) -> Extras:
-        """The sites are filled. Blocks on the disk."""
-        gain_bias = None if self.base is None else self._gain_bias(folder, self.base, sites)
-        embedding, head = None, None
-        vocabulary, own = self.spec.vocab_size, self.shard.tokens(self.spec.vocab_size)
-        if self.embed_head is not None:
-            with nullcontext() if self.base is None else self.base.alone():
-                embedding, head = read_embed_head(folder, self.spec, self.embed_head, self.dtype, own)
-        own_embedding = read_own(folder, EMBEDDING, self.dtype, Cut(0, 0, vocabulary, vocabulary))
-        return Extras(gain_bias, embedding, head, own_embedding, read_own(folder, HEAD, self.dtype, own))
-
-    def _gain_bias(self, folder: AdapterFolder, base: BaseMatrices, sites: list[StackedSite]) -> Tensor | None:
-        if not (folder.config.is_dora or folder.config.has_factor_biases or folder.biases):
-            return None
-        cut = functools.partial(_cut_of_outputs, self.cut_of)
-        folding = Folding(folder=folder, base=base, cut_of=cut, adds_biases=self.shard.rank == 0)
-        return folding.gain_bias(self.shapes, sites)
-
-
-def _cut_of_outputs(cut_of: FactorCut, part: str) -> Cut | None:
-    """B's stretch is that of the outputs."""
-    return cut_of(part, "b")
+    `spec` is the whole model's. Without a `base` slots have no gains and biases.
+    """
+    config, gain_bias, embedding, head = folder.config, None, None, None
+    if base is not None and (config.is_dora or config.has_factor_biases or folder.biases):
+        gain_bias = Folding(folder, base, spec, shard).gain_bias(sites)
+    everything, own = WHOLE.tokens(spec.vocab_size), shard.tokens(spec.vocab_size)
+    if embed_head is not None:
+        with nullcontext() if base is None else base.alone():
+            embedding, head = read_embed_head(folder, spec, embed_head, dtype, own)
+    return replace(
+        adapter,
+        gain_bias=gain_bias,
+        embedding=embedding,
+        head=head,
+        own_embedding=read_own(folder, EMBEDDING, dtype, everything),
+        own_head=read_own(folder, HEAD, dtype, own),
+    )

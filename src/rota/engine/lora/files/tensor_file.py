@@ -11,9 +11,9 @@ import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import pairwise
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -45,13 +45,6 @@ class StoredTensor:
     def read(self, cut: Cut | None = None) -> Tensor:
         """A new tensor, of all numbers or of a stretch of them; blocks on the disk."""
         return self.file.read(self, cut)
-
-
-class Read(NamedTuple):
-    """A stored tensor, and where its bytes shall be: as many, and without gaps."""
-
-    stored: StoredTensor
-    target: Bytes
 
 
 class TensorFile:
@@ -132,10 +125,6 @@ class TensorFile:
         raw = target.view(-1).view(torch.uint8).numpy()
         self._read(stored.start + first * stored.dtype.itemsize, [raw])
 
-    def read_run(self, run: Sequence[Read]) -> None:
-        """Tensors that lie in the file one behind the other, in one call or few."""
-        self.read_into(run[0].stored.start, [read.target for read in run])
-
     def read_into(self, start: int, targets: Sequence[Bytes]) -> None:
         """The bytes of the file from `start` on, in one call or few; blocks on the disk."""
         self._read(start, targets)
@@ -185,25 +174,6 @@ class TensorFile:
 
     def _corrupt(self, why: str) -> AdapterError:
         return AdapterError(f"{self.path} is truncated or corrupt: {why}; copy the file again.")
-
-
-class TensorRun(NamedTuple):
-    """Tensors that lie in one file, one behind the other."""
-
-    file: int  # its number among the files of a folder
-    reads: tuple[Read, ...]
-
-
-def runs_of(reads: Iterable[Read], files: Sequence[TensorFile]) -> list[TensorRun]:
-    """The reads in few runs: what lies side by side in a file is read in one call."""
-    numbers = {file: number for number, file in enumerate(files)}
-    in_order = sorted(reads, key=lambda read: (numbers[read.stored.file], read.stored.start))
-    runs = list[TensorRun]()
-    for file, group in groupby(in_order, key=lambda read: read.stored.file):
-        members = list(group)
-        borders = [at for at, (one, other) in enumerate(pairwise(members), 1) if one.stored.end != other.stored.start]
-        runs += [TensorRun(numbers[file], tuple(members[at:end])) for at, end in pairwise([0, *borders, len(members)])]
-    return runs
 
 
 def _behind(targets: Sequence[Bytes], count: int) -> list[Bytes]:

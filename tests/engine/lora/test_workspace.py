@@ -1,9 +1,7 @@
-"""Folders with the same config and headers share a load template: nothing but their numbers is looked at again."""
+"""Adapters are put together where others were before, and come out as if alone."""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,10 +10,10 @@ import pytest
 import torch
 
 from rota.core.errors import AdapterError
-from rota.engine.lora.files import checkpoint
+from rota.engine.lora.files import checkpoint, workspace
 from rota.engine.lora.files.checkpoint import read_checkpoint
-from rota.engine.lora.files.folder import SINGLE, AdapterFolder
-from rota.engine.lora.files.workspace import MOST_KEPT, PinningWorkspace
+from rota.engine.lora.files.folder import SINGLE
+from rota.engine.lora.files.workspace import Workspace
 from rota.engine.lora.host import HostAdapter, copied, side_by_side
 from rota.engine.model.spec import ModelSpec
 from tests.engine.lora.adapter_factory import change_dtype, make_adapter
@@ -29,23 +27,8 @@ def copy(adapter: HostAdapter, threads: int) -> HostAdapter:
 
 
 @pytest.fixture
-def work() -> PinningWorkspace:
-    workspace = PinningWorkspace(pin=copy)
-    workspace.threads = 3
-    return workspace
-
-
-@pytest.fixture
-def understood(monkeypatch) -> Iterator[list[Path]]:
-    """The folders whose headers were looked at."""
-    seen = list[Path]()
-
-    def folder(files: Any, layers: int = 0) -> AdapterFolder:
-        seen.append(files.path)
-        return AdapterFolder(files, layers)
-
-    monkeypatch.setattr(checkpoint, "AdapterFolder", folder)
-    return seen
+def work() -> Workspace:
+    return Workspace(threads=3, pin=copy)
 
 
 def versions(folder: Path, model: Any, count: int = 3, dtype: torch.dtype = torch.float32, **kind: Any) -> list[Path]:
@@ -71,27 +54,6 @@ def test_every_version_is_read_as_it_would_be_alone(kind, dtype, model, spec: Mo
         assert alone.site_ranks == among_others.site_ranks
 
 
-def test_the_second_version_is_not_understood_again(model, spec, tmp_path, work, understood):
-    first, second, third = versions(tmp_path, model)
-    for folder in (first, second, third):
-        read_checkpoint(folder, spec, torch.float32, 16, work=work)
-
-    assert understood == [first]
-
-
-def test_another_scale_is_another_kind(model, spec, tmp_path, work, understood):
-    plain, scaled = tmp_path / "plain", tmp_path / "scaled"
-    make_adapter(plain, model, lora_alpha=4)
-    shutil.copytree(plain, scaled)
-    config = (scaled / "adapter_config.json").read_text()
-    (scaled / "adapter_config.json").write_text(config.replace('"lora_alpha": 4', '"lora_alpha": 8'))
-    assert (scaled / "adapter_config.json").read_text() != config
-
-    one, other = (read_checkpoint(folder, spec, torch.float32, 16, work=work) for folder in (plain, scaled))
-    assert understood == [plain, scaled]
-    assert not torch.equal(run_of(one), run_of(other))
-
-
 def test_numbers_that_are_none_are_found_in_later_versions_too(model, spec, tmp_path, work):
     good, bad, last = versions(tmp_path, model)
     read_checkpoint(good, spec, torch.float32, 16, work=work)
@@ -114,16 +76,14 @@ def test_a_version_that_is_cut_off_is_refused(model, spec, tmp_path, work):
         read_checkpoint(bad, spec, torch.float32, 16, work=work)
 
 
-def test_kinds_that_take_turns_take_each_others_memory(model, spec, tmp_path, work):
-    ranks = range(2, 2 + 2 * (MOST_KEPT + 1), 2)
-    folders = [make_adapter(tmp_path / str(rank), model, r=rank) for rank in ranks]
+def test_adapters_of_several_ranks_take_each_others_memory(model, spec, tmp_path, work):
+    folders = [make_adapter(tmp_path / str(rank), model, r=rank) for rank in (4, 8, 2, 6)]
     for folder in folders * 2:
         alone = read_checkpoint(folder, spec, torch.float32, 16)
         assert torch.equal(run_of(alone), run_of(read_checkpoint(folder, spec, torch.float32, 16, work=work)))
-        assert len(work._templates) <= MOST_KEPT
 
 
-def test_readers_beside_each_other_have_a_mould_each(model, spec, tmp_path, work):
+def test_readers_beside_each_other_have_memory_each(model, spec, tmp_path, work):
     folders = versions(tmp_path, model, count=4)
     alone = [run_of(read_checkpoint(folder, spec, torch.float32, 16)) for folder in folders]
     failures = list[int]()
@@ -136,4 +96,12 @@ def test_readers_beside_each_other_have_a_mould_each(model, spec, tmp_path, work
 
     side_by_side([partial(read, number) for number in range(4)])
     assert not failures
-    assert len(work._templates) <= MOST_KEPT
+
+
+def test_a_large_adapter_takes_its_memory_along(monkeypatch):
+    monkeypatch.setattr(workspace, "MOST_BYTES", 100)
+    work, adapter = Workspace(pin=lambda adapter, _: adapter), HostAdapter((), (), torch.zeros(0))
+    for size, is_kept in ((100, True), (101, False)):
+        memory = work.take(size)
+        work.done(adapter, memory)
+        assert (work.take(1) is memory) == is_kept
