@@ -19,7 +19,7 @@ HOST = "127.0.0.1"
 class Beside:
     """A thread of this process runs the engine's process, and sleeps until that ends."""
 
-    ending, waiting = "", ""
+    ending, waiting, is_refused = "", "", False
 
     def __init__(self, build_device: BuildDevice, config: EngineConfig) -> None:
         self._what = (build_device, config)
@@ -46,6 +46,9 @@ class Beside:
 
     def join(self, timeout: float | None = None) -> None:
         self._thread.join(timeout)
+
+    def close(self) -> None:
+        """Nothing is left to release."""
 
 
 def remote_engine(

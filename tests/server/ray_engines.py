@@ -16,9 +16,10 @@ import zmq
 
 from rota.core.config import EngineConfig
 from rota.runtime.cluster.cluster import Cluster
+from rota.runtime.cluster.face import EngineMaker
 from rota.runtime.cluster.joining import own_versions
 from rota.runtime.cluster.records import Need
-from rota.runtime.cluster.service import EngineMaker, PlacedEngine
+from rota.runtime.cluster.remote_engine import RemoteEngine
 from rota.runtime.ranks.meeting import facts
 from rota.runtime.service import BuildDevice
 from rota.runtime.world import Device
@@ -57,7 +58,7 @@ def packed_device(build_device: BuildDevice) -> Packed | None:
         return None
 
 
-def placed(context: zmq.Context[zmq.Socket[bytes]], build_device: BuildDevice, config: EngineConfig) -> PlacedEngine:
+def placed(context: zmq.Context[zmq.Socket[bytes]], build_device: BuildDevice, config: EngineConfig) -> RemoteEngine:
     """An engine on the cluster; it leaves a mark in the file PLACED, if a test wants to count them."""
     if path := os.environ.get(PLACED):
         with Path(path).open("a") as file:

@@ -32,7 +32,7 @@ class NearElsewhere:
     """Starts a process on this machine that starts the engine; a pipe brings its answer and its exit code."""
 
     def __init__(self, build_device: BuildDevice, config: EngineConfig, detour: Detour = str, ending: str = "") -> None:
-        self.ending, self.waiting = ending, ""
+        self.ending, self.waiting, self.is_refused = ending, "", False
         self.invitation: Invitation | None = None
         self.joined: Joined | None = None
         self._what, self._detour = (build_device, config), detour
@@ -65,6 +65,9 @@ class NearElsewhere:
 
     def join(self, timeout: float | None = None) -> None:
         self._process.join(timeout)
+
+    def close(self) -> None:
+        """Nothing is left to release."""
 
     def _read(self, news: Connection, on_joined: OnJoined) -> None:
         with news:

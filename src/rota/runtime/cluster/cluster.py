@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import count
 from multiprocessing.connection import Pipe
 
@@ -23,7 +22,6 @@ from rota.runtime.cluster.records import (
     Away,
     Began,
     Cancel,
-    ClusterContents,
     Connected,
     Ended,
     EngineJob,
@@ -125,26 +123,17 @@ _SOON_S = 5.0
 _KILLED = -9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Desk:
-    """What a place asks of the cluster."""
-
-    order: Callable[[ClusterPlace], None]
-    cancel: Callable[[ClusterPlace], None]
-    waiting: Callable[[Need], str]  # why there is no place
-
-
 class ClusterPlace:
     """Ended at once when it is killed: the front does not wait for what Ray still does for that."""
 
-    def __init__(self, desk: Desk, need: Need, job: EngineJob) -> None:
+    def __init__(self, cluster: Cluster, need: Need, job: EngineJob) -> None:
         self.need, self.job = need, job
         self.invitation: Invitation | None = None
         self.node = ""  # where it runs, once it does
         self.ending = ""
         self.exitcode: int | None = None
         self.is_refused = False
-        self._desk = desk
+        self._cluster = cluster
         self._on_joined: OnJoined | None = None
         self._ordered_at = 0.0
         self._over = threading.Event()
@@ -160,16 +149,16 @@ class ClusterPlace:
         """Why it has not begun; empty once it has, and while that may take a moment."""
         if self.node or self.is_over or time.monotonic() < self._ordered_at + _SOON_S:
             return ""
-        return self._desk.waiting(self.need)
+        return self._cluster.why_waiting(self.need)
 
     def start(self, invitation: Invitation, on_joined: OnJoined) -> None:
         self.invitation, self._on_joined = invitation, on_joined
         self._ordered_at = time.monotonic()
-        self._desk.order(self)
+        self._cluster.order(self)
 
     def kill(self) -> None:
         self.end(Ended(number=0, exit_code=_KILLED))
-        self._desk.cancel(self)
+        self._cluster.cancel(self)
 
     def join(self, timeout: float | None = None) -> None:
         self._over.wait(timeout)
@@ -225,7 +214,6 @@ class Cluster:
         self._is_there, self._is_closing = False, False
         self._places: dict[int, ClusterPlace] = {}
         self._numbers = count(1)
-        self._desk = Desk(order=self._order, cancel=self._cancel, waiting=self._why_waiting)
         self._thread = threading.Thread(target=self._run, name="rota-cluster", daemon=True)
 
     def join(self, within_s: float = JOIN_S) -> None:
@@ -248,15 +236,30 @@ class Cluster:
         with self._changed:
             self._changed.notify_all()
 
-    def place(self, need: Need, job: EngineJob) -> ClusterPlace:
-        """A place that is not ordered yet."""
-        return ClusterPlace(self._desk, need, job)
-
     @property
     def pending(self) -> int:
         """How many orders have not begun."""
         with self._changed:
             return sum(not place.node for place in self._places.values())
+
+    def order(self, place: ClusterPlace) -> None:
+        """Have a place found, now or once the cluster is there again."""
+        with self._changed:
+            number = next(self._numbers)
+            self._places[number] = place
+            if self._is_there:
+                self._send(_order_of(number, place))
+
+    def cancel(self, place: ClusterPlace) -> None:
+        """End what runs at a place, or stop looking for one."""
+        with self._changed:
+            for number in [number for number, one in self._places.items() if one is place]:
+                del self._places[number]
+                self._send(Cancel(number))
+
+    def why_waiting(self, need: Need) -> str:
+        """Why there is no place."""
+        return waiting(need, self.sight) if self._is_there else self._away
 
     def close(self) -> None:
         """End the driver, and with it everything on the cluster."""
@@ -270,25 +273,9 @@ class Cluster:
                 self._driver.kill()
         self._thread.join()
 
-    def _order(self, place: ClusterPlace) -> None:
-        with self._changed:
-            number = next(self._numbers)
-            self._places[number] = place
-            if self._is_there:
-                self._send(_order_of(number, place))
-
-    def _cancel(self, place: ClusterPlace) -> None:
-        with self._changed:
-            for number in [number for number, one in self._places.items() if one is place]:
-                del self._places[number]
-                self._send(Cancel(number))
-
     def _send(self, record: Orders) -> None:
         if self._driver:
             self._driver.send(record)
-
-    def _why_waiting(self, need: Need) -> str:
-        return waiting(need, self.sight) if self._is_there else self._away
 
     def _run(self) -> None:
         while not self._is_closing:
@@ -335,8 +322,8 @@ class Cluster:
                     self._connect(host)
                 case Away(reason):
                     self._miss(reason)
-                case ClusterContents(sight):
-                    self.sight = sight
+                case Sight():
+                    self.sight = told
                     self._changed.notify_all()
                 case Silent():
                     LOG.warning("The head of the Ray cluster is silent.", extra={"fields": {"address": self.address}})

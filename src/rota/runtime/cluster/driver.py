@@ -23,7 +23,6 @@ from rota.runtime.cluster.records import (
     Away,
     Began,
     Cancel,
-    ClusterContents,
     Connected,
     Ended,
     EngineOrder,
@@ -262,7 +261,7 @@ class Driver:
 
     async def _look(self) -> None:
         """Tell what there is whenever it changes, and once that the head is silent."""
-        last: ClusterContents | Silent | None = None
+        last: Sight | Silent | None = None
         while not self._over.is_set():
             look = asyncio.create_task(asyncio.to_thread(self._lookout.look))
             await asyncio.wait([look], timeout=_SILENT_S)
@@ -277,9 +276,9 @@ class Driver:
             await asyncio.sleep(_LOOK_S)
 
 
-async def _seen(look: asyncio.Task[Sight | None]) -> ClusterContents | Silent | Away:
+async def _seen(look: asyncio.Task[Sight | None]) -> Sight | Silent | Away:
     try:
         sight = await look
     except Exception:  # Ray fails in ways that it does not list, and may see more the next time
         return Silent()
-    return Away("This machine is no longer a part of it.") if sight is None else ClusterContents(sight)
+    return Away("This machine is no longer a part of it.") if sight is None else sight

@@ -1,25 +1,129 @@
-"""Replicas of a server on a Ray cluster: how many, what each needs, and who starts them."""
+"""Replicas of a server on a Ray cluster: how many, what each needs, who starts them, and a service that grows."""
 
 from __future__ import annotations
 
+import pickle
+import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import zmq
+
+from rota.core.capacity import Capacity
 from rota.core.config import EngineConfig, ServerConfig
 from rota.core.errors import ConfigError
 from rota.core.ids import EngineId
+from rota.core.messages import Message
 from rota.runtime.blame import Blame
-from rota.runtime.cluster.cluster import Cluster
+from rota.runtime.cluster.cluster import Cluster, ClusterPlace
 from rota.runtime.cluster.joining import chosen_address, own_versions
-from rota.runtime.cluster.records import Need, Sight, need_of, shortage
-from rota.runtime.cluster.service import ClusterService, EngineMaker, ReplicaGrowth
+from rota.runtime.cluster.records import EngineJob, Need, Sight, need_of, shortage
+from rota.runtime.cluster.remote_engine import RemoteEngine
 from rota.runtime.ranks.face import facts
 from rota.runtime.replicas.face import ReplicatedService, Router
-from rota.runtime.service import Service
+from rota.runtime.service import BuildDevice, Deliver, Service, ServiceState
 from rota.runtime.supervisor import AdapterLook, SupervisedService
 from rota.runtime.timeouts import EngineTimeouts
+
+# ── engine ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# An engine that runs at a place on the cluster.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineMaker:
+    """Makes the engines of a service: each is another order to the same cluster."""
+
+    cluster: Cluster
+    need: Need
+    versions: dict[str, str]
+    facts: dict[str, str]
+    threads: int | None
+
+    def __call__(
+        self, context: zmq.Context[zmq.Socket[bytes]], build_device: BuildDevice, config: EngineConfig
+    ) -> RemoteEngine:
+        job = EngineJob(
+            versions=self.versions,
+            facts=self.facts,
+            engine=pickle.dumps((build_device, config)),
+            threads=self.threads,
+        )
+        return RemoteEngine(context, ClusterPlace(self.cluster, self.need, job), self.cluster.host)
+
+
+# ── service ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# A service on a cluster: it ends with the front's part of the cluster, and grows with it if that is asked for.
+
+# How often a service that grows looks around, beside being told.
+_LOOK_S = 60.0
+
+NewReplica = Callable[[int], Service]
+
+
+class ClusterService:
+    """Another service, whose engines are on the cluster."""
+
+    def __init__(self, service: Service, cluster: Cluster, growth: ReplicaGrowth | None = None) -> None:
+        self._service, self._cluster, self._growth = service, cluster, growth
+
+    @property
+    def state(self) -> ServiceState:
+        return self._service.state
+
+    def start(self, deliver: Deliver) -> None:
+        self._service.start(deliver)
+        if self._growth:
+            self._growth.start()
+
+    def wait_until_ready(self, timeout_s: float | None = None) -> Capacity:
+        return self._service.wait_until_ready(timeout_s)
+
+    def send(self, message: Message) -> None:
+        self._service.send(message)
+
+    def stop(self) -> None:
+        if self._growth:
+            self._growth.stop()
+        self._service.stop()
+        self._cluster.close()
+
+
+class ReplicaGrowth:
+    """A thread that adds a replica for every place that the cluster has more."""
+
+    def __init__(self, service: ReplicatedService, cluster: Cluster, need: Need, new_replica: NewReplica) -> None:
+        self._service, self._cluster = service, cluster
+        self._need, self._new_replica = need, new_replica
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._grow, name="rota-growth", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._cluster.look_again()
+        self._thread.join()
+
+    def _grow(self) -> None:
+        while not self._stopping.is_set():
+            self._cluster.wait_for(lambda sight: self._stopping.is_set() or self._room(sight) > 0, _LOOK_S)
+            if not self._stopping.is_set() and self._room(self._cluster.sight) > 0:
+                self._service.add(self._new_replica(len(self._service)))
+
+    def _room(self, sight: Sight) -> int:
+        return room(self._need, sight, len(self._service), self._cluster.pending)
+
+
+def room(need: Need, sight: Sight, replicas: int, pending: int) -> int:
+    """How many replicas more the cluster holds. What others use is not free, and what is pending takes it first."""
+    return min(sight.holds(need) - replicas, sight.has_room_for(need) - pending)
+
+
+# ── ray service ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# The service of a server whose replicas are on Ray: what one replica needs, and how many there are.
 
 # Builds the device of an engine, in the engine's process. It travels there.
 Build = Callable[[EngineConfig, ServerConfig], Any]
@@ -54,7 +158,7 @@ def ray_service(
     except ConfigError:
         cluster.close()
         raise
-    new_replica = Replicas(cluster, need, config, server, build, first, blame)
+    new_replica = replica_maker(cluster, need, config, server, build, first, blame)
     engines = [new_replica(number) for number in range(replicas)]
     router = Router(replicas, has_prefix_cache=config.scheduler.enable_prefix_caching)
     if config.model.data_parallel_size == "auto":
@@ -79,37 +183,29 @@ def settle(cluster: Cluster, config: EngineConfig, fit_s: float) -> tuple[Need, 
     return need, max(1, min(sight.holds(need), sight.has_room_for(need))) if asked == "auto" else asked
 
 
-class Replicas:
-    """Makes one replica after the other."""
+def replica_maker(
+    cluster: Cluster,
+    need: Need,
+    config: EngineConfig,
+    server: ServerConfig,
+    build: Build,
+    first: AdapterLook | None,
+    blame: Blame | None,
+) -> NewReplica:
+    """Makes one replica after the other, by number."""
+    sharers = cluster.sight.most_on_one(need)
+    model = replace(config.model, device="cuda" if need.gpus else "cpu", data_parallel_size=sharers)
+    config = replace(config, model=model, quiet=True)  # the progress of engines is not shown here
+    timeouts = EngineTimeouts(silence_s=server.engine_silence_s)
+    # An engine needs nothing else of the server, and least of all its keys.
+    server = ServerConfig(
+        engine_silence_s=server.engine_silence_s, log_format=server.log_format, log_level=server.log_level
+    )
+    threads = need.cpus * sharers or None
+    new_engine = EngineMaker(cluster=cluster, need=need, versions=own_versions(), facts=facts(config), threads=threads)
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        need: Need,
-        config: EngineConfig,
-        server: ServerConfig,
-        build: Build,
-        first: AdapterLook | None = None,
-        blame: Blame | None = None,
-    ) -> None:
-        sharers = cluster.sight.most_on_one(need)
-        model = replace(config.model, device="cuda" if need.gpus else "cpu", data_parallel_size=sharers)
-        self._config = replace(config, model=model)
-        self._timeouts = EngineTimeouts(silence_s=server.engine_silence_s)
-        # An engine needs nothing else of the server, and least of all its keys.
-        self._server = ServerConfig(
-            engine_silence_s=server.engine_silence_s, log_format=server.log_format, log_level=server.log_level
-        )
-        self._build, self._first, self._blame = build, first, blame
-        self._maker = EngineMaker(
-            cluster=cluster,
-            need=need,
-            versions=own_versions(),
-            facts=facts(self._config),
-            threads=need.cpus * sharers or None,
-        )
+    def new_replica(number: int) -> Service:
+        own = replace(config, engine_id=EngineId(number))
+        return SupervisedService(partial(build, own, server), own, timeouts, new_engine, first, blame)
 
-    def __call__(self, number: int) -> Service:
-        config = replace(self._config, engine_id=EngineId(number), quiet=True)  # its progress is not shown here
-        build_device = partial(self._build, config, self._server)
-        return SupervisedService(build_device, config, self._timeouts, self._maker, self._first, self._blame)
+    return new_replica

@@ -168,76 +168,100 @@ class StrangerLog:
             self._said_at, self._more = self._clock(), 0
 
 
-# ── guard ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-# A guard lets one peer in at a port, by its key, and notices when a line to that peer breaks.
+# ── line ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# A line lets one peer in at its port, by its key, and notices when the connection to that peer breaks.
 
 # ZAP: libzmq asks here, at every handshake of a socket of the same context, whether a key may come in.
 _ZAP = "inproc://zeromq.zap.01"
-_LINE_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+_OUTLET_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 
-class Guard:
-    """A thread that answers for a socket that will be bound, and looks at one that will be connected.
+class GuardedLine:
+    """One side. Both are alike: an inbox at a port of its own, and an outlet that connects to the other's port.
 
-    A context has one guard at a time, and a guard has one guest. Until a guest is expected, no peer gets in.
+    A thread answers for the inbox and looks at the outlet. A context has one line at a time, and a line has one guest.
+    Until a guest is expected, no peer gets in.
+
+    A line that breaks is not used again, though ZeroMQ would connect anew: what was on its way may be lost, and
+    neither side would know. `on_lost` is called by the thread of the line.
     """
 
     def __init__(
-        self,
-        context: zmq.Context[zmq.Socket[bytes]],
-        bound: zmq.Socket[bytes],
-        connected: zmq.Socket[bytes],
-        on_lost: Callable[[], None],
+        self, context: zmq.Context[zmq.Socket[bytes]], on_lost: Callable[[], None], linger_s: float = 0.0
     ) -> None:
-        self.log = StrangerLog()
-        self._bound, self._connected, self._on_lost = bound, connected, on_lost
+        self._keys, self._on_lost = KeyPair.new(), on_lost
+        self.inbox = open_socket(context, zmq.PULL)
+        self.outlet = open_socket(context, zmq.PUSH, linger_s)
+        self._log, self._visitors = StrangerLog(), Visitors()
         self._expected: bytes | None = None
-        self._visitors, self._guest_is_in, self._line_stands = Visitors(), threading.Event(), threading.Event()
+        self._guest_is_in, self._is_connected = threading.Event(), threading.Event()
         self._asked = context.socket(zmq.REP)
         self._asked.bind(_ZAP)
-        self._arrivals = bound.get_monitor_socket(Visitors.EVENTS)
-        self._line = connected.get_monitor_socket(_LINE_EVENTS)
+        self._arrivals = self.inbox.get_monitor_socket(Visitors.EVENTS)
+        self._outlet_events = self.outlet.get_monitor_socket(_OUTLET_EVENTS)
         self._bell, self._ringer = sockets.socketpair()
         self._thread = threading.Thread(target=self._keep, name="rota-guard", daemon=True)
         self._thread.start()
 
-    def expect(self, key: str) -> None:
+    @property
+    def public_key(self) -> str:
+        return self._keys.public
+
+    def listen(self, host: str) -> str:
+        """Take a free port, and return its address; no peer is let in yet."""
+        try:
+            self._log.port = listen(self.inbox, self._keys, host)
+        except zmq.ZMQError as error:
+            raise EngineDiedError(f"No port could be taken at {host}: {error}.") from error
+        return self._log.port
+
+    def expect(self, their_key: str) -> None:
         """Let in the peer that proves to have this public key, and no other; from any thread."""
-        self._expected = z85.decode(key.encode())
+        self._expected = z85.decode(their_key.encode())
 
     def wait_for_guest(self, timeout_s: float) -> bool:
+        """Whether the other side has connected to this side's port in time."""
         return self._guest_is_in.wait(timeout_s)
 
-    def wait_for_line(self, timeout_s: float) -> bool:
-        return self._line_stands.wait(timeout_s)
+    def wait_until_connected(self, timeout_s: float) -> bool:
+        """Whether the other side has let this one in in time."""
+        return self._is_connected.wait(timeout_s)
+
+    def connect(self, address: str, their_key: str) -> None:
+        """Records that are sent from now on reach the other side; a send before would block."""
+        connect(self.outlet, self._keys, address, their_key)
 
     def close(self) -> None:
         """For the thread that owns the two sockets."""
         self._ringer.close()
         self._thread.join()
         self._asked.unbind(_ZAP)  # at once; a socket that is closed gives its address back later
-        for socket in (self._bound, self._connected):
+        for socket in (self.inbox, self.outlet):
             socket.disable_monitor()
-        for socket in (self._asked, self._arrivals, self._line):
+        for socket in (self._asked, self._arrivals, self._outlet_events, self.outlet, self.inbox):
             socket.close()
         self._bell.close()
-        self.log.say_rest()
+        self._log.say_rest()
 
     def _keep(self) -> None:
-        answers = {self._asked: self._answer, self._arrivals: self._look_at_visitor, self._line: self._look_at_line}
+        answers = {
+            self._asked: self._answer,
+            self._arrivals: self._look_at_visitor,
+            self._outlet_events: self._look_at_outlet,
+        }
         poller = zmq.Poller()
         for source in (*answers, self._bell):
             poller.register(source, zmq.POLLIN)
         while True:
-            left_s = self.log.left_s
+            left_s = self._log.left_s
             polled = dict(poller.poll(None if left_s == math.inf else math.ceil(left_s * 1000.0)))
             if self._bell.fileno() in polled:
                 return
             for source, answer in answers.items():
                 if source in polled:
                     answer()
-            if self.log.left_s == 0.0:
-                self.log.say_rest()
+            if self._log.left_s == 0.0:
+                self._log.say_rest()
 
     def _answer(self) -> None:
         """One question of ZAP: version, its number, domain, address, identity, mechanism, key."""
@@ -251,60 +275,11 @@ class Guard:
         if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._guest_is_in.set()
         if why := self._visitors.note(event["event"], event["value"]):
-            self.log.turned_away(why)
+            self._log.turned_away(why)
 
-    def _look_at_line(self) -> None:
-        event = parse_monitor_message(self._line.recv_multipart())
+    def _look_at_outlet(self) -> None:
+        event = parse_monitor_message(self._outlet_events.recv_multipart())
         if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self._line_stands.set()
-        elif self._line_stands.is_set():
+            self._is_connected.set()
+        elif self._is_connected.is_set():
             self._on_lost()
-
-
-class GuardedLine:
-    """One side. Both are alike: an inbox at a port of its own, and an outlet that connects to the other's port.
-
-    A line that breaks is not used again, though ZeroMQ would connect anew: what was on its way may be lost, and
-    neither side would know. `on_lost` is called by a thread of the line.
-    """
-
-    def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], on_lost: Callable[[], None], linger_s: float = 0.0
-    ) -> None:
-        self._keys = KeyPair.new()
-        self.inbox = open_socket(context, zmq.PULL)
-        self.outlet = open_socket(context, zmq.PUSH, linger_s)
-        self._guard = Guard(context, self.inbox, self.outlet, on_lost)
-
-    @property
-    def public_key(self) -> str:
-        return self._keys.public
-
-    def listen(self, host: str) -> str:
-        """Take a free port, and return its address; no peer is let in yet."""
-        try:
-            self._guard.log.port = listen(self.inbox, self._keys, host)
-        except zmq.ZMQError as error:
-            raise EngineDiedError(f"No port could be taken at {host}: {error}.") from error
-        return self._guard.log.port
-
-    def expect(self, their_key: str) -> None:
-        """Let the other side in."""
-        self._guard.expect(their_key)
-
-    def wait_for_guest(self, timeout_s: float) -> bool:
-        """Whether the other side has connected to this side's port in time."""
-        return self._guard.wait_for_guest(timeout_s)
-
-    def wait_until_connected(self, timeout_s: float) -> bool:
-        """Whether the other side has let this one in in time."""
-        return self._guard.wait_for_line(timeout_s)
-
-    def connect(self, address: str, their_key: str) -> None:
-        """Records that are sent from now on reach the other side; a send before would block."""
-        connect(self.outlet, self._keys, address, their_key)
-
-    def close(self) -> None:
-        self._guard.close()
-        self.outlet.close()
-        self.inbox.close()

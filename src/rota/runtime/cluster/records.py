@@ -42,7 +42,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """The cluster as it was last seen: its machines, and what of all devices is free."""
+    """The cluster as it was last seen: its machines, and what of all devices is free. Told when it changes."""
 
     nodes: tuple[Node, ...] = ()
     free_gpus: int = 0
@@ -148,13 +148,6 @@ class Away:
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterContents:
-    """What the cluster has; told when it changes."""
-
-    sight: Sight
-
-
-@dataclass(frozen=True, slots=True)
 class Silent:
     """The cluster's head does not answer. Engines go on, and Ray tries to reach it."""
 
@@ -185,5 +178,5 @@ class Ended:
     is_refused: bool = False  # its machine will never run it as it is
 
 
-Told = Connected | Away | ClusterContents | Silent | Began | Listens | Ended
+Told = Connected | Away | Sight | Silent | Began | Listens | Ended
 Orders = EngineOrder | Cancel | Leave

@@ -25,7 +25,7 @@ from rota.runtime.process import engine_main
 from rota.runtime.service import BuildDevice
 from rota.runtime.spool import adds_upload, pieces_before
 from rota.runtime.timeouts import KILL_S, LINGER_S, EngineTimeouts
-from rota.runtime.watch import Death, OnEvents, OnReady, OnWaiting, Watch
+from rota.runtime.watch import Death, OnEvents, OnReady, OnWaiting, Watch, Watched
 from rota.runtime.wire import Record, encode
 
 # ── invitation ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -55,22 +55,21 @@ class Joined:
 OnJoined = Callable[[Joined], None]
 
 
-class RemoteProcess(Protocol):
-    """A process for one engine on another machine, from its order to its end. A watch looks at it like at a child."""
+class RemoteProcess(Watched, Protocol):
+    """A process for one engine on another machine, from its order to its end. A watch looks at it like at a child.
 
-    @property
-    def sentinel(self) -> int:
-        """A file that becomes readable once the process has ended, or will never begin."""
-        ...
-
-    @property
-    def exitcode(self) -> int | None:
-        """None while it runs, and also if its exit code is not known."""
-        ...
+    Its sentinel becomes readable once the process has ended, or will never begin. Its exit code is None while it runs,
+    and also if the code is not known. To kill it does not wait, and ends one that has not begun too.
+    """
 
     @property
     def ending(self) -> str:
         """Why it ended, as a sentence, if that is known here: its machine is gone, or no machine fits."""
+        ...
+
+    @property
+    def is_refused(self) -> bool:
+        """Its machine will never run it as it is."""
         ...
 
     @property
@@ -83,12 +82,8 @@ class RemoteProcess(Protocol):
         """Begin, without waiting; `on_joined` is called once, from another thread, when the engine listens."""
         ...
 
-    def kill(self) -> None:
-        """End it, without waiting. Also one that has not begun."""
-        ...
-
-    def join(self, timeout: float | None = None) -> None:
-        """Wait for its end, for at most so many seconds."""
+    def close(self) -> None:
+        """No watch looks at it any more."""
         ...
 
 
@@ -212,7 +207,9 @@ class RemoteEngine:
             late_s=_LATE_S,
         )
         death = watch.until_death()
-        return replace(death, ending=self._elsewhere.ending or self._loss(death))
+        death = replace(death, ending=self._elsewhere.ending or self._loss(death))
+        # A machine that refuses will do so again, like an engine that says why. Of other ends nobody knows.
+        return replace(death, last_words=death.last_words or death.ending) if self._elsewhere.is_refused else death
 
     def kill(self) -> None:
         if self._is_ordered:
@@ -227,6 +224,7 @@ class RemoteEngine:
             line, self._line = self._line, None
         if line is not None:
             line.close()
+        self._elsewhere.close()
 
     def _on_joined(self, joined: Joined) -> None:
         with self._lock:
