@@ -62,11 +62,11 @@ def cost_us(speech: Speech, text: str, rounds: int) -> float:
 
 
 def _round_s(speech: Speech, pieces: list[str]) -> float:
-    listener = speech.listener(lambda: "call_1")
+    parser = speech.parser(lambda: "call_1")
     begun_at = time.process_time()
     for piece in pieces:
-        listener.push(piece)
-    listener.finish()
+        parser.push(piece)
+    parser.finish()
     return time.process_time() - begun_at
 
 

@@ -92,7 +92,7 @@ class RotaEngine(backend.LLMEngine):
             reply = self._replies[context.id()] = self._streams.open([self._asked(request)])
             is_open = True
             while is_open:
-                (delta,) = (await reply.next()).values()
+                (delta,) = await reply.next()
                 is_open = delta.ending is None
                 yield {"token_ids": delta.tokens, "index": 0, **(_last(delta.ending) if delta.ending else {})}
         except RequestError as error:

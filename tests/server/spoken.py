@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import httpx
 
-from rota.server.answers.answer import AnswerChunk, Choice, Part
+from rota.server.streams import Delta
 from rota.text.speech import Speech
 from tests.fakes import FakeDevice
 
@@ -20,13 +20,13 @@ def call_of(name: str, arguments: str) -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
-def parts_of(*texts: str) -> list[Part]:
+def deltas_of(*texts: str) -> list[Delta]:
     """An answer of one choice, a text a step."""
-    choice = Choice(0, 3, cast(Any, None))
-    reasons = [None] * (len(texts) - 1) + ["stop"]
-    return [
-        Part(choice, AnswerChunk(text, [1], finish_reason=reason)) for text, reason in zip(texts, reasons, strict=True)
-    ]
+    parser = SPEECH.parser()
+    deltas = [Delta(0, [1], said=parser.push(text)) for text in texts]
+    deltas[-1].said += parser.finish()
+    deltas[-1].finish_reason = "stop"
+    return deltas
 
 
 def recites(text: str) -> Callable[[Sequence[int]], int]:

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import pytest
 
 from rota.core.errors import RequestError
-from rota.core.request import SamplingParams
 from rota.server.access.keys import Key, KeyRing, digest_of
-from rota.server.answers.answer import TOKENS_AT_A_TIME, Answer, ParsedCall, joined, requests_for
+from rota.server.answers.answer import TOKENS_AT_A_TIME, Answer
 from rota.server.context import AppContext
-from rota.server.open_answers import Call
+from rota.server.streams import Delta
 from tests.fakes import FakeDevice, alphabet
-from tests.server.endless import ENDLESS, endless_device
+from tests.server.endless import endless_device
 from tests.server.letters import Gate, error_of, serving
-from tests.server.test_settling import context_around
+from tests.server.test_settling import context_around, opened
 from tests.waiting import until
 
 ALICE = Key("alice", priority=3)
+ask = partial(opened, key=ALICE)
 
 
 @pytest.fixture
@@ -37,13 +37,8 @@ def with_front(tmp_path) -> Callable[..., None]:
     return run
 
 
-def ask_for(
-    context: AppContext, name: str = "mine", max_new_tokens: int = ENDLESS, choices: int = 1, stop: tuple[str, ...] = ()
-) -> ParsedCall:
-    call = Call(ALICE, name)
-    sampling = SamplingParams(max_new_tokens=max_new_tokens, stop=stop)
-    requests = requests_for(call, f"cmpl-{name}", context.registry.base, [(97, 98)], sampling, choices)
-    return ParsedCall(call, f"cmpl-{name}", requests, choices)
+def text_of(deltas: Sequence[Delta]) -> str:
+    return "".join(delta.said.content for delta in deltas)
 
 
 async def wait_for_end(answer: Answer) -> None:
@@ -53,11 +48,11 @@ async def wait_for_end(answer: Answer) -> None:
 
 def test_an_open_answer_is_found_by_every_name_it_has_and_by_none_afterwards(with_front):
     async def test(context: AppContext) -> None:
-        answer = Answer(context, ask_for(context, choices=2))
+        answer = ask(context, choices=2)
         names = ["mine", "cmpl-mine", "cmpl-mine-0-0", "cmpl-mine-0-1"]
         (entry,) = context.answers
         assert all(context.answers.find(ALICE, name) is entry for name in names)
-        assert (entry.call.key, [request.priority for request in entry.requests]) == (ALICE, [3, 3])
+        assert (entry.caller.key, [request.priority for request in entry.requests]) == (ALICE, [3, 3])
         answer.close()
         assert [context.answers.find(ALICE, name) for name in names] == [None] * 4
         assert list(context.answers) == []
@@ -67,13 +62,13 @@ def test_an_open_answer_is_found_by_every_name_it_has_and_by_none_afterwards(wit
 
 def test_a_name_is_open_once_at_a_time(with_front):
     async def test(context: AppContext) -> None:
-        first = Answer(context, ask_for(context))
+        first = ask(context)
         with pytest.raises(RequestError, match=r"A request with the id '.*mine' is still open") as refused:
-            Answer(context, ask_for(context))
+            ask(context)
         assert refused.value.fault.code == "duplicate_id"
         assert context.answers.find(ALICE, "mine"), "the first one is still there"
         first.close()
-        Answer(context, ask_for(context)).close()
+        ask(context).close()
 
     with_front(test, FakeDevice())
 
@@ -82,10 +77,9 @@ def test_two_keys_may_use_the_same_name_and_each_finds_its_own(with_front):
     bob, operator = Key("bob", may_operate=False), Key("operator")
 
     async def test(context: AppContext) -> None:
-        hers, asked = Answer(context, ask_for(context)), ask_for(context)
-        his = Answer(context, replace(asked, call=Call(bob, "mine")))
+        hers, his = ask(context), ask(context, key=bob)
         found = {key.name: context.answers.find(key, "mine") for key in (ALICE, bob, operator)}
-        assert {name: one and one.call.key for name, one in found.items()} == {
+        assert {name: one and one.caller.key for name, one in found.items()} == {
             "alice": ALICE,
             "bob": bob,
             "operator": ALICE,
@@ -101,15 +95,14 @@ def test_two_keys_may_use_the_same_name_and_each_finds_its_own(with_front):
 
 def test_whoever_leaves_and_comes_back_under_the_same_name_hears_nothing_of_what_it_left(with_front):
     async def test(context: AppContext) -> None:
-        left = Answer(context, ask_for(context))
+        left = ask(context)
         await left.next()
         left.close()
-        answer = Answer(context, ask_for(context, max_new_tokens=6))
-        parts = []
+        answer = ask(context, max_new_tokens=6)
+        deltas: list[Delta] = []
         while not answer.is_finished:
-            parts += await answer.next()
-        whole = joined([part.chunk for part in parts])
-        assert (whole.text, whole.finish_reason) == ("cdefgh", "length")
+            deltas += await answer.next()
+        assert (text_of(deltas), deltas[-1].finish_reason) == ("cdefgh", "length")
         answer.close()
 
     with_front(test, endless_device())
@@ -117,12 +110,12 @@ def test_whoever_leaves_and_comes_back_under_the_same_name_hears_nothing_of_what
 
 def test_an_answer_that_nobody_reads_before_its_end_is_made_of_few_pieces(with_front, monkeypatch):
     async def test(context: AppContext) -> None:
-        answer = Answer(context, ask_for(context, max_new_tokens=100, choices=2))
+        answer = ask(context, max_new_tokens=100, choices=2)
         read, reads = answer.reply.next, []
         monkeypatch.setattr(answer.reply, "next", lambda: reads.append(1) or read())
-        parts = await answer.whole()
+        deltas = await answer.whole()
         answer.close()
-        assert [(len(part.chunk.tokens), part.chunk.finish_reason) for part in parts] == [(100, "length")] * 2
+        assert [(len(delta.tokens), delta.finish_reason) for delta in deltas] == [(100, "length")] * 2
         assert len(reads) < 2 * (100 // TOKENS_AT_A_TIME + 2)
 
     with_front(test, FakeDevice(next_token=alphabet))
@@ -130,10 +123,10 @@ def test_an_answer_that_nobody_reads_before_its_end_is_made_of_few_pieces(with_f
 
 def test_stop_strings_are_looked_for_in_every_token(with_front):
     async def test(context: AppContext) -> None:
-        answer = Answer(context, ask_for(context, stop=("f",)))
-        (part,) = await answer.whole()
+        answer = ask(context, stop=("f",))
+        (delta,) = await answer.whole()
         answer.close()
-        assert (part.chunk.text, part.chunk.finish_reason) == ("cde", "stop")
+        assert (delta.said.content, delta.finish_reason) == ("cde", "stop")
         assert answer.reply.wakes_at == 1
 
     with_front(test, endless_device())
@@ -141,16 +134,16 @@ def test_stop_strings_are_looked_for_in_every_token(with_front):
 
 def test_an_answer_called_off_ends_with_what_it_has_and_says_so(with_front):
     async def test(context: AppContext) -> None:
-        answer = Answer(context, ask_for(context))
-        parts = await answer.next()
+        answer = ask(context)
+        deltas = await answer.next()
         entry = context.answers.find(ALICE, "mine")
         assert entry is not None
         entry.reply.cancel()
         while not answer.is_finished:
-            parts += await answer.next()
-        whole = joined([part.chunk for part in parts])
-        assert whole.text.startswith("cdef"[: len(whole.text)])
-        assert whole.finish_reason == "abort"
+            deltas += await answer.next()
+        text = text_of(deltas)
+        assert text.startswith("cdef"[: len(text)])
+        assert deltas[-1].finish_reason == "abort"
         answer.close()
 
     with_front(test, endless_device())
@@ -158,7 +151,7 @@ def test_an_answer_called_off_ends_with_what_it_has_and_says_so(with_front):
 
 def test_an_answer_that_the_service_itself_ends_is_an_error(with_front):
     async def test(context: AppContext) -> None:
-        answer = Answer(context, ask_for(context))
+        answer = ask(context)
         await answer.next()
         await asyncio.to_thread(context.service.stop)
         with pytest.raises(RequestError, match="stopping") as ended:

@@ -14,7 +14,7 @@ from rota.server.answers.blocks import AnswerBlocks
 from rota.server.responses.writer import Output
 from tests.fakes import FakeDevice
 from tests.server.letters import CONTEXT, error_of, letters_device, serving
-from tests.server.spoken import SPEECH, call_of, named_events_of, parts_of, prompt_of
+from tests.server.spoken import call_of, deltas_of, named_events_of, prompt_of
 from tests.waiting import TIMEOUT_S
 
 
@@ -144,11 +144,11 @@ def test_a_conversation_longer_than_the_context_is_413(server):
 
 def heard(*texts: str) -> tuple[list[str], list[dict[str, Any]]]:
     """The kinds of events, and the items, of what a model says a step at a time."""
-    blocks, output = AnswerBlocks(SPEECH), Output("resp_x")
+    blocks, output = AnswerBlocks(), Output("resp_x")
     events = [
         event
-        for part in parts_of(*texts)
-        for change in blocks.hear(part)
+        for delta in deltas_of(*texts)
+        for change in blocks.hear(delta)
         for event in output.events(change, "completed")
     ]
     kinds = [kind.removeprefix("response.") for kind, _ in events]

@@ -6,7 +6,6 @@ import asyncio
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,12 +17,15 @@ from rota.runtime.registry import Registry
 from rota.server.access.access import Access
 from rota.server.access.keys import Key
 from rota.server.access.limits import CallDemand
-from rota.server.answers.answer import Answer, ParsedCall, requests_for
+from rota.server.answers.answer import Answer
+from rota.server.calls.call import Call
+from rota.server.calls.prompts import CallPrompts
 from rota.server.context import AppContext
 from rota.server.errors import ClientGone
-from rota.server.open_answers import Call, OpenAnswers
+from rota.server.open_answers import CallIdentity, OpenAnswers
 from rota.server.queries import Pausing, Queries
 from rota.server.streams import Streams
+from rota.server.traffic.route import Chosen
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice, alphabet
 from tests.server.endless import ENDLESS, endless_device
@@ -55,11 +57,20 @@ async def context_around(folder: Path, device: FakeDevice, timeout_s: float | No
         await asyncio.to_thread(service.stop)
 
 
-def call(context: AppContext, max_new_tokens: int = ENDLESS, choices: int = 1) -> ParsedCall:
-    mine = Call(ALICE, "mine")
-    sampling = SamplingParams(max_new_tokens=max_new_tokens)
-    requests = requests_for(mine, "cmpl-mine", context.registry.base, [PROMPT], sampling, choices)
-    return ParsedCall(mine, "cmpl-mine", requests, choices)
+def opened(
+    context: AppContext,
+    max_new_tokens: int = ENDLESS,
+    choices: int = 1,
+    key: Key = ALICE,
+    name: str = "mine",
+    stop: tuple[str, ...] = (),
+) -> Answer:
+    """An answer of the base model."""
+    sampling = SamplingParams(max_new_tokens=max_new_tokens, stop=stop)
+    call = Call(
+        prompts=CallPrompts((PROMPT,), ("prompt",)), samplings=(sampling,), choices=choices, limit_param="max_tokens"
+    )
+    return Answer(context, CallIdentity(key, name), call, f"cmpl-{name}", [Chosen(context.registry.base)])
 
 
 def left(context: AppContext) -> int:
@@ -142,7 +153,7 @@ breaks_at_20 = partial(breaks, at=20)
 def test_an_answer_that_has_begun_costs_what_the_engine_made_and_no_more(tmp_path, end, device, timeout_s):
     async def test() -> None:
         async with context_around(tmp_path, device(), timeout_s) as context:
-            answer = Answer(context, call(context, 400 if end is finish else ENDLESS))
+            answer = opened(context, 400 if end is finish else ENDLESS)
             await end(context, answer)
             for _ in range(2):
                 answer.close()
@@ -158,7 +169,7 @@ def test_an_answer_that_has_begun_costs_what_the_engine_made_and_no_more(tmp_pat
 def test_an_answer_that_fails_before_its_first_token_costs_nothing(tmp_path):
     async def test() -> None:
         async with context_around(tmp_path, FakeDevice(next_token=partial(breaks, at=len(PROMPT)))) as context:
-            answer = Answer(context, call(context))
+            answer = opened(context)
             await fail(context, answer, "engine")
             answer.close()
             assert left(context) == MOST
@@ -172,7 +183,7 @@ def test_a_call_that_the_service_does_not_take_costs_nothing(tmp_path):
         async with context_around(tmp_path, FakeDevice()) as context:
             await asyncio.to_thread(context.service.stop)
             with pytest.raises(RequestError, match="stop"):
-                Answer(context, call(context))
+                opened(context)
             assert left(context) == MOST
 
     asyncio.run(test())
@@ -181,11 +192,10 @@ def test_a_call_that_the_service_does_not_take_costs_nothing(tmp_path):
 def test_while_an_answer_is_open_all_that_it_may_take_is_reserved(tmp_path):
     async def test() -> None:
         async with context_around(tmp_path, endless_device()) as context:
-            asked = call(context, max_new_tokens=100, choices=3)
-            answer = Answer(context, asked)
+            answer = opened(context, max_new_tokens=100, choices=3)
             assert left(context) == MOST - len(PROMPT) - 300
             with pytest.raises(RequestError, match="still open"):
-                Answer(context, replace(asked))
+                opened(context, max_new_tokens=100, choices=3)
             assert left(context) == MOST - len(PROMPT) - 300, "a call that is refused holds nothing"
             answer.close()
 

@@ -81,16 +81,19 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Texts:
 
 
 def chat(source: Texts, fields: dict[str, Any]) -> SamplingParams:
-    return read_chat(source, json.dumps({"messages": [{"role": "user", "content": "a"}], **fields}).encode()).sampling
+    body = json.dumps({"messages": [{"role": "user", "content": "a"}], **fields}).encode()
+    return read_chat(source, body).samplings[0]
 
 
 def completion(source: Texts, fields: dict[str, Any]) -> SamplingParams:
-    return read_completion(source, json.dumps({"prompt": "a", **fields}).encode()).sampling
+    return read_completion(source, json.dumps({"prompt": "a", **fields}).encode()).samplings[0]
 
 
 def generate(source: Texts, fields: dict[str, Any]) -> SamplingParams:
-    (sampling,) = read_generate(source, json.dumps({"text": "a", "sampling_params": fields}).encode()).call.samplings
-    return sampling
+    call = read_generate(source, json.dumps({"text": "a", "sampling_params": fields}).encode())
+    if call.fault:
+        raise RequestError(call.fault)
+    return call.samplings[0]
 
 
 @pytest.mark.parametrize(("fields", "grammar", "param"), OF_OPENAI)

@@ -48,8 +48,8 @@ def grammar_of(form: str = "hermes", wanted: Grammar | None = None, **fields: An
 
 
 def heard(form: str, text: str) -> ParsedDelta:
-    listener = Speech(tools=form, names=frozenset(SCHEMAS)).listener(lambda: "")
-    return listener.push(text) + listener.finish()
+    parser = Speech(tools=form, names=frozenset(SCHEMAS)).parser(lambda: "")
+    return parser.push(text) + parser.finish()
 
 
 def check(call: CallPiece) -> None:
@@ -200,8 +200,9 @@ def called(folder: Any, template: str, special: tuple[str, ...] = (), **fields: 
 
 
 def grammar_in(call: ChatCall) -> Grammar:
-    assert call.sampling.grammar is not None
-    return call.sampling.grammar
+    (sampling,) = call.samplings
+    assert sampling.grammar is not None
+    return sampling.grammar
 
 
 def test_thoughts_come_before_a_call_that_must_be_made(tmp_path):
@@ -234,7 +235,7 @@ def test_marks_that_are_special_tokens_are_in_the_grammar_as_such(tmp_path):
     token = tokenizer.special_ids(["[TOOL_CALLS]"])["[TOOL_CALLS]"]
 
     assert f"<[{token}]>" in grammar_in(call).text
-    assert call.call_options.text.shown == {token}
+    assert call.text.shown == {token}
 
 
 def test_a_newer_model_of_mistral_writes_a_name_and_then_its_arguments(tmp_path):
@@ -245,7 +246,7 @@ def test_a_newer_model_of_mistral_writes_a_name_and_then_its_arguments(tmp_path)
     written = f'<[{ids["[TOOL_CALLS]"]}]> "clock" <[{ids["[ARGS]"]}]> @tag_0'
 
     assert written in json.loads(grammar_in(call).text)["grammars"][0]["lark_grammar"]
-    assert call.call_options.text.shown == {*ids.values()}
+    assert call.text.shown == {*ids.values()}
 
 
 def test_the_form_of_an_answer_begins_behind_its_thoughts(tmp_path):

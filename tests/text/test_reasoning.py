@@ -18,8 +18,8 @@ CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
 
 
 def heard(*pieces: str, **speech: Any) -> ParsedDelta:
-    listener = Speech(**{"reasoning": "think", **speech}).listener(lambda: "call_1")
-    return sum(map(listener.push, pieces), ParsedDelta()) + listener.finish()
+    parser = Speech(**{"reasoning": "think", **speech}).parser(lambda: "call_1")
+    return sum(map(parser.push, pieces), ParsedDelta()) + parser.finish()
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,9 @@ def _in_sum(said: ParsedDelta) -> tuple[str, str, int]:
 
 
 def test_thoughts_are_sent_as_they_come_but_for_what_may_be_a_mark():
-    listener = Speech(reasoning="think", is_thinking=True).listener(lambda: "")
+    parser = Speech(reasoning="think", is_thinking=True).parser(lambda: "")
 
-    assert [listener.push(text).reasoning for text in ("So", " it", " <", "b> is", "\n</th", "ink>")] == [
+    assert [parser.push(text).reasoning for text in ("So", " it", " <", "b> is", "\n</th", "ink>")] == [
         *("So", " it", "", " <b> is", "", "")
     ]
 

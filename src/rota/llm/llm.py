@@ -37,7 +37,7 @@ from rota.runtime.seeds import seeded
 from rota.scheduler import Scheduler
 from rota.sources.source import NothingError
 from rota.text.chat import ChatMessage
-from rota.text.stream import PLAIN_TEXT, TextPiece, TextStream
+from rota.text.stream import TextStream
 from rota.text.tokenizer import Tokenizer
 
 # ── completion ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -68,26 +68,28 @@ class PartialCompletion:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     scores: list[TokenLogprobs] = field(default_factory=list)
-    is_stopped: bool = False
     ending: Finished | None = None
 
-    def push(self, token: int, logprobs: TokenLogprobs | None) -> TextPiece:
-        piece = self.stream.push((token,))
-        self.text += piece.text
-        self.is_stopped = piece.is_stopped
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a stop string has ended it."""
+        return self.stream.matched_stop is not None
+
+    def push(self, token: int, logprobs: TokenLogprobs | None) -> bool:
+        """Whether this token has stopped it."""
+        self.text += self.stream.push((token,))
         self.tokens.append(token)
         if logprobs:
             self.logprobs.append(logprobs)
-        return piece
+        return self.is_stopped
 
     def completion(self) -> Completion:
         assert self.ending is not None, "the loop ends when every request has ended"
-        last = self.stream.finish()
-        is_stopped = self.is_stopped or last.is_stopped
+        text = self.text + self.stream.finish()
         return Completion(
-            self.text + last.text,
+            text,
             tuple(self.tokens),
-            FinishReason.STOP.value if is_stopped else self.ending.reason.value,
+            FinishReason.STOP.value if self.is_stopped else self.ending.reason.value,
             self.ending.prompt_tokens,
             self.ending.cached_tokens,
             tuple(self.logprobs),
@@ -218,9 +220,7 @@ class LLM:
                 adapter_id=adapter_id,
             )
             requests.append(request)
-            options = PLAIN_TEXT.with_ends_of(sampling)
-            stream = TextStream(self._tokenizer, sampling.stop, is_continuation, options)
-            answers[request.request_id] = PartialCompletion(stream)
+            answers[request.request_id] = PartialCompletion(TextStream(self._tokenizer, sampling, is_continuation))
         self._answer(requests, answers)
         return [answer.completion() for answer in answers.values()]
 
@@ -289,7 +289,7 @@ def _push_tokens(event: Produced, answers: dict[RequestId, PartialCompletion], i
         answer = answers[request_id]
         if answer.is_stopped:
             continue  # the token was made before the abort arrived
-        if answer.push(token, logprobs.get(index)).is_stopped:
+        if answer.push(token, logprobs.get(index)):
             inbox.abort(request_id)
 
 

@@ -193,8 +193,8 @@ def _application(
 
 def _note(metrics: Metrics, shadows: Shadows, answer: OpenAnswer) -> None:
     """An answer has been opened: who asked, which traffic route chose its adapter, and who gets a copy."""
-    key, request_ids = answer.call.key, (request.request_id for request in answer.requests)
-    metrics.owned(request_ids, key.name, answer.call.name, key.tenant.name, answer.call.trace)
+    key, request_ids = answer.caller.key, (request.request_id for request in answer.requests)
+    metrics.owned(request_ids, key.name, answer.caller.name, key.tenant.name, answer.caller.trace)
     for request, chosen in zip(answer.requests, answer.chosen, strict=True):
         if chosen.target:
             metrics.routed([request.request_id], chosen.name, chosen.target)

@@ -1,18 +1,13 @@
-"""Every call has a name, and options that are neither prompt nor sampling."""
+"""Every call has a name, the client's own or a new one, and every response carries it."""
 
 from __future__ import annotations
 
 import re
 import uuid
-from dataclasses import dataclass
 
 from fastapi import Request as HttpRequest
 
 from rota.core.errors import RequestError
-from rota.text.stream import PLAIN_TEXT, TextOptions
-
-# ── names ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-# Every call has a name, the client's own or a new one, and every response carries it.
 
 HEADER = "X-Request-Id"
 # Characters that a URL and a log line can hold unchanged.
@@ -44,29 +39,3 @@ def checked_name(param: str, name: str) -> str:
         message = f"{param} must be 1 to 128 letters, digits or any of _ . : @ = + -, not {name[:200]!r}."
         raise RequestError.bad_field(param, message)
     return name
-
-
-# ── call options ────────────────────────────────────────────────────────────────────────────────────────────────────
-# What a body asks for that is neither its prompt nor its sampling.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallOptions:
-    """It is small, because it travels between processes."""
-
-    text: TextOptions = PLAIN_TEXT
-    cache_salt: str | None = None
-    # Who asks, as the client says: a traffic route sends the same asker to the same target.
-    asker: str | None = None
-    # A higher one goes first. None: the key's own.
-    priority: int | None = None
-    # The client's own name for the call, and the field that holds it.
-    name: str | None = None
-    name_param: str = "request_id"
-    # The answer has the tokens of the prompt and of itself.
-    tells_tokens: bool = False
-    # Log-probabilities name a token by its id.
-    names_by_id: bool = False
-
-
-NO_OPTIONS = CallOptions()

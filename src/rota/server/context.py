@@ -14,11 +14,12 @@ from rota.runtime.service import Service
 from rota.server.access.access import Access
 from rota.server.access.audit import client_of
 from rota.server.access.keys import Key
-from rota.server.call import CallOptions, checked_name, keep_name, name_in
+from rota.server.call import checked_name, keep_name, name_in
+from rota.server.calls.call import Call, ModelNames
 from rota.server.calls.prompts import TextLimits, Texts
 from rota.server.calls.reading_room import Read, ReadingRoom, Work, read
 from rota.server.errors import OnError, unheard
-from rota.server.open_answers import Call, OpenAnswers
+from rota.server.open_answers import CallIdentity, OpenAnswers
 from rota.server.queries import Pausing, Queries
 from rota.server.resolver import Resolver
 from rota.server.streams import Streams
@@ -97,30 +98,36 @@ class AppContext:
     # Where the requests of a name go. None: to its current version.
     traffic: Traffic | None = None
 
-    def identify(self, http: HttpRequest) -> Call:
+    def identify(self, http: HttpRequest) -> CallIdentity:
         """The caller of a route that generates. Raises RequestError for a wrong key, or one that used up its minute."""
         key = self.enter(http)
-        return Call(gateway_tenant(http, key), name_in(http), trace_in(http), first_token_in(http, key))
+        return CallIdentity(gateway_tenant(http, key), name_in(http), trace_in(http), first_token_in(http, key))
 
-    def named(self, http: HttpRequest, call: Call, call_options: CallOptions) -> Call:
-        """The call under the name that its body gives it. Raises RequestError for a bad name."""
-        if call_options.name is None:
-            return call
-        return replace(call, name=keep_name(http, checked_name(call_options.name_param, call_options.name)))
+    def named(self, http: HttpRequest, caller: CallIdentity, call: Call) -> CallIdentity:
+        """The caller under the name that the body gives the call. Raises RequestError for a bad name."""
+        if call.name is None:
+            return caller
+        return replace(caller, name=keep_name(http, checked_name(call.name_param, call.name)))
 
-    def choose(self, key: Key, model: str | None, param: str, asker: str | None) -> Chosen:
-        """Who answers a call that names `model` in the field `param`. Every route that generates asks here.
+    def choose(self, key: Key, names: ModelNames, asker: str | None) -> Chosen:
+        """Who answers a call. Every route that generates asks here.
 
         A key needs the right to use the name, and not each target of the name's traffic route. Raises RequestError for
-        a name that is not known, that the key may not use, or whose adapter is lost.
+        a name that is not known, that the key may not use, or whose adapter is lost, and for two that disagree.
         """
-        named = self.access.named(key, model, param)
+        model = names.lora_path or names.model
+        if names.lora_path and self.registry.get(names.model) is not self.registry.base:
+            adapter = self.access.find(key, names.lora_path, names.param)
+            if self.access.find(key, names.model) is not adapter:
+                message = f"model and lora_path name two different adapters, '{names.model}' and '{names.lora_path}'."
+                raise RequestError.bad_field("lora_path", message)
+        named = self.access.named(key, model, names.param)
         chosen = Chosen(named)
         is_one_version = model is not None and model.endswith(named.label)
         if self.traffic and not is_one_version:
             # Two keys may have users of the same name.
             chosen = self.traffic.choose(named, asker and f"{key.name}\0{asker}")
-        self.access.refuse_lost(key, chosen.adapter, param)
+        self.access.refuse_lost(key, chosen.adapter, names.param)
         return chosen
 
     def enter(self, http: HttpRequest) -> Key:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from typing import Any, Literal
 
@@ -15,19 +16,18 @@ from pydantic import BaseModel
 
 from rota.core.errors import Fault, RequestError
 from rota.core.request import MAX_SEED
-from rota.server.answers.answer import Answer, Part
+from rota.server.answers.answer import Answer
 from rota.server.answers.blocks import AnswerBlocks, BlockStep
-from rota.server.answers.respond import RotaBody, moves_field, respond
+from rota.server.answers.respond import ResponseWriter, RotaBody, moves_field, respond
 from rota.server.calls.fields import Count, Fields, Unsupported, read_body, within
 from rota.server.calls.prompts import Texts
 from rota.server.calls.sampling import CommonSampling
 from rota.server.context import AppContext
 from rota.server.docs import gives, takes
 from rota.server.long_lists import list_response
-from rota.server.openai.chat import parsed_chat
 from rota.server.openai.chat_fields import ChatCall
-from rota.server.openai.sampling_fields import model_for
 from rota.server.openai.translation import Translation
+from rota.server.streams import Delta
 
 _OPTIONS = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
 
@@ -107,41 +107,43 @@ def ollama_error(_status: int, message: str) -> dict[str, Any]:
     return {"error": message}
 
 
-class OllamaWriter:
+class OllamaWriter(ResponseWriter):
     """A line for each step. The last line, and an answer that is not streamed, has counts and times."""
 
     media_type = "application/x-ndjson"
 
-    def __init__(self, model: str, read: ChatCall, is_chat: bool) -> None:
-        self._model, self._is_chat = model, is_chat
-        self._blocks = AnswerBlocks(read.speech)
+    def __init__(self, answer: Answer, _: ChatCall, is_chat: bool) -> None:
+        super().__init__(answer)
+        self._is_chat = is_chat
+        self._blocks = AnswerBlocks()
         self._began_at = time.monotonic_ns()
 
-    def packet(self, _answer: Answer, parts: Sequence[Part]) -> bytes:
-        changes = [change for part in parts for change in self._blocks.hear(part) if change.step is BlockStep.ADDED]
+    def packet(self, deltas: Sequence[Delta]) -> bytes:
+        changes = [change for delta in deltas for change in self._blocks.hear(delta) if change.step is BlockStep.ADDED]
         return b"".join([self._line({change.block.kind: change.text}, done=False) for change in changes])
 
-    def ending(self, answer: Answer) -> bytes:
-        return self._line({}, **self._counts(answer))
+    def ending(self) -> bytes:
+        return self._line({}, **self._counts())
 
     def failure(self, fault: Fault) -> bytes:
         return msgspec.json.encode(ollama_error(0, fault.message)) + b"\n"
 
-    def whole(self, answer: Answer, parts: Sequence[Part]) -> bytes:
-        said = {block.kind: block.text for block in self._blocks.hear_all(parts)}
-        return self._line(said, **self._counts(answer))
+    def whole(self, deltas: Sequence[Delta]) -> bytes:
+        said = {block.kind: block.text for block in self._blocks.hear_all(deltas)}
+        return self._line(said, **self._counts())
 
     def _line(self, said: Mapping[Any, str], **others: Any) -> bytes:
         thoughts, text = {"thinking": said["reasoning"]} if "reasoning" in said else {}, said.get("text", "")
         words = {"message": {"role": "assistant", "content": text, **thoughts}} if self._is_chat else None
-        head = {"model": self._model, "created_at": datetime.now(UTC).isoformat()}
+        head = {"model": self.answer.model, "created_at": datetime.now(UTC).isoformat()}
         return msgspec.json.encode({**head, **(words or {"response": text, **thoughts}), **others}) + b"\n"
 
-    def _counts(self, answer: Answer) -> dict[str, Any]:
-        counts = {"prompt_eval_count": answer.usage.prompt_tokens, "eval_count": answer.usage.output_tokens}
+    def _counts(self) -> dict[str, Any]:
+        usage = self.answer.usage
+        counts = {"prompt_eval_count": usage.prompt_tokens, "eval_count": usage.output_tokens}
         reason = "length" if self._blocks.finish_reason == "length" else "stop"
         counts |= {"total_duration": time.monotonic_ns() - self._began_at}
-        return {"done": True, "done_reason": reason, **counts, **moves_field(answer.moves)}
+        return {"done": True, "done_reason": reason, **counts, **moves_field(self.answer.moves)}
 
 
 ERRORS = {"/api/": ollama_error}
@@ -152,11 +154,8 @@ def install(app: FastAPI, context: AppContext) -> None:
     @app.post("/api/generate", include_in_schema=False)
     async def ollama(http: HttpRequest) -> Response:
         """Continue `messages`, or answer a `prompt`, in Ollama's shape: lines of JSON, unless `stream` is false."""
-        call = context.identify(http)
-        read = await context.read(call.key, http, read_ollama)
-        model = model_for(context, call, read.names, read.call_options)
-        writer = OllamaWriter(model.adapter.name, read, is_chat=http.scope["path"] == "/api/chat")
-        return await respond(context, http, parsed_chat(call, call.name, model, read), writer, read.is_streamed)
+        make_writer = partial(OllamaWriter, is_chat=http.scope["path"] == "/api/chat")
+        return await respond(context, http, read_ollama, make_writer)
 
     @app.get("/api/tags")
     async def ollama_tags(http: HttpRequest) -> Response:

@@ -34,7 +34,7 @@ def name_of(request: Request) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CallIdentity:
     """The caller's key, the name of the call, the trace that it is a part of, and when its first token is wanted."""
 
     key: Key
@@ -43,26 +43,24 @@ class Call:
     first_token_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class OpenAnswer:
-    """One call that is being answered."""
+    """What others may know of a call that is being answered, and how they end it."""
 
-    call: Call
-    answer_id: str
-    requests: tuple[Request, ...]
     reply: CallReply
-    # The adapter of each request, and why it is this one.
-    chosen: tuple[Chosen, ...] = ()
 
-    @property
-    def names(self) -> set[str]:
-        """All names that find it: the call's name, the answer's id, and the names of its requests."""
-        return {self.call.name, self.answer_id, *map(name_of, self.requests)}
+    def __init__(
+        self, caller: CallIdentity, answer_id: str, requests: tuple[Request, ...], chosen: tuple[Chosen, ...]
+    ) -> None:
+        """`chosen`: the adapter of each request, and why it is this one."""
+        self.caller, self.answer_id = caller, answer_id
+        self.requests, self.chosen = requests, chosen
+        # All names that find it: the call's name, the answer's id, and the names of its requests.
+        self.names = {caller.name, answer_id, *map(name_of, requests)}
 
     def cancel(self, name: str | None = None) -> None:
         """End it early, or only its request of this name. Its client gets an event that says so."""
         names = [name_of(request) for request in self.requests]
-        is_one_of_many = name in names and name not in (self.call.name, self.answer_id)
+        is_one_of_many = name in names and name not in (self.caller.name, self.answer_id)
         self.reply.cancel(names.index(name) if name and is_one_of_many else None)
 
 
@@ -87,17 +85,17 @@ class OpenAnswers:
             return next((answer for (_, other), answer in self._by_name.items() if other == name), None)
         return found
 
-    def check_free(self, key: Key, names: set[str]) -> None:
-        """Raises RequestError if one of the names is open for the key."""
-        for name in names:
-            if (key.name, name) in self._by_name:
+    def check_free(self, answer: OpenAnswer) -> None:
+        """Raises RequestError if one of its names is open for its key."""
+        for name in answer.names:
+            if (answer.caller.key.name, name) in self._by_name:
                 message = f"A request with the id '{name}' is still open; choose another id, or wait for its end."
                 raise RequestError(Fault(FaultCode.DUPLICATE_ID, message))
 
     def add(self, answer: OpenAnswer) -> None:
-        self._by_name.update({(answer.call.key.name, name): answer for name in answer.names})
+        self._by_name.update({(answer.caller.key.name, name): answer for name in answer.names})
         self._on_open(answer)
 
     def remove(self, answer: OpenAnswer) -> None:
         for name in answer.names:
-            self._by_name.pop((answer.call.key.name, name), None)
+            self._by_name.pop((answer.caller.key.name, name), None)

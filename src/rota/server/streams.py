@@ -18,6 +18,7 @@ from rota.core.request import Request
 from rota.observe.observer import Observer
 from rota.runtime.service import Service
 from rota.server.errors import ClientGone
+from rota.text.parsed_delta import NOTHING_SAID, ParsedDelta
 
 # ── observers ───────────────────────────────────────────────────────────────────────────────────────────────────────
 # Observers get every request and event; an observer that fails is logged once and never delays a token.
@@ -64,22 +65,30 @@ class Observers:
 
 @dataclass(slots=True)
 class Delta:
-    """What one request got since the last read: usually one step's token."""
+    """What one request got since the last read: usually one step's token. Its answer adds what the tokens say."""
 
+    position: int
     tokens: list[int] = field(default_factory=list)
     # One per token, if the request asked for them.
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    # Log-probabilities of the prompt's next tokens, if the request asked for them.
+    # Log-probabilities of the prompt's next tokens, from the second on: the first has none. If the request asked.
     scores: list[TokenLogprobs] = field(default_factory=list)
     # Prompt tokens that were found in the KV cache. Set in the delta with the first token.
     cached_tokens: int = 0
     ending: Finished | None = None
     # From which token on another version of the adapter answers.
     moves: list[Moved] = field(default_factory=list)
+    said: ParsedDelta = NOTHING_SAID
+    finish_reason: str | None = None  # set in the last delta
+
+    @property
+    def has_news(self) -> bool:
+        """False while text is held back, for example in the middle of a character."""
+        return bool(self.said or self.logprobs or self.scores or self.finish_reason)
 
 
 class CallReply:
-    """The engine's events for one HTTP request: one delta for each of its requests, by position."""
+    """The engine's events for one HTTP request: one delta for each of its requests that has news."""
 
     def __init__(self, streams: Streams, request_ids: Sequence[RequestId], idle_s: float | None) -> None:
         self._streams = streams
@@ -96,8 +105,8 @@ class CallReply:
         if idle_s is not None:
             self._timer = asyncio.get_running_loop().call_later(idle_s, self._wake_if_idle, idle_s)
 
-    async def next(self) -> dict[int, Delta]:
-        """Wait for news, then return it by position. Empty after `idle_s` without news. Raises ClientGone."""
+    async def next(self) -> list[Delta]:
+        """Wait for news, then return it. Empty after `idle_s` without news. Raises ClientGone."""
         if self._timer:
             self._waits_since = time.monotonic()
         await self._news.wait()
@@ -105,7 +114,7 @@ class CallReply:
             raise ClientGone
         self._news.clear()
         deltas, self._deltas = self._deltas, {}
-        return deltas
+        return list(deltas.values())
 
     def end(self, position: int, is_complete: bool = True) -> None:
         """End one request: it is complete, or its client does not want it."""
@@ -146,7 +155,7 @@ class CallReply:
         """The delta of one request, to write to. The caller calls `wake` after all writes."""
         delta = self._deltas.get(position)
         if delta is None:
-            delta = self._deltas[position] = Delta()
+            delta = self._deltas[position] = Delta(position)
         return delta
 
     def forget(self, position: int) -> None:

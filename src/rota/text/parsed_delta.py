@@ -41,3 +41,6 @@ class ParsedDelta(Struct, frozen=True):
                 arguments=begun.arguments + piece.arguments,
             )
         return list(whole.values())
+
+
+NOTHING_SAID = ParsedDelta()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from rota.text.tools.formats import FORMATS, format_in
 from rota.text.tools.parser import ToolParser
 
 # ── speech ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-# Speech says how the text of an answer is sorted into content, reasoning and tool calls; a listener does it.
+# Speech says how the text of an answer is sorted into content, reasoning and tool calls; a parser does it.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,13 +28,20 @@ class Speech:
     is_thinking: bool = False  # from the first token on, because the prompt says so
     shows_reasoning: bool = True
 
-    def listener(self, new_id: Callable[[], str]) -> OutputParser:
-        """For one answer, from its beginning. `new_id` names a call."""
+    def parser(self, new_id: Callable[[], str] | None = None) -> OutputParser:
+        """For one answer, from its beginning. `new_id` names a call; left out, it is named as the format takes it."""
         return OutputParser(
             ThinkingParser(MARKS[self.reasoning], self.is_thinking) if self.reasoning else None,
-            ToolParser(FORMATS[self.tools], self.names, new_id) if self.tools else None,
+            ToolParser(FORMATS[self.tools], self.names, new_id or self._new_id) if self.tools else None,
             self.shows_reasoning,
         )
+
+    def _new_id(self) -> str:
+        # Mistral's templates take ids of nine characters, and no others.
+        return secrets.token_hex(5)[:9] if self.tools == "mistral" else f"call_{secrets.token_hex(12)}"
+
+
+ALL_IS_CONTENT = Speech()
 
 
 class OutputParser:

@@ -1,137 +1,128 @@
-"""An answer holds all choices of one call: `n` for every prompt."""
+"""An answer holds all choices of one call, `n` for every prompt, and says what their tokens mean."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from rota.core.errors import Fault, FaultCode, RequestError
 from rota.core.events import FinishReason, Moved
-from rota.core.plan import TokenLogprobs
-from rota.core.request import Request, SamplingParams
+from rota.core.request import Request
 from rota.runtime.seeds import seeded
 from rota.server.access.disclosure import fault_for
 from rota.server.access.limits import CallDemand, Hold
-from rota.server.call import NO_OPTIONS, CallOptions
+from rota.server.calls.call import Call
 from rota.server.context import AppContext
-from rota.server.open_answers import Call, OpenAnswer, name_of, request_id_for
+from rota.server.open_answers import CallIdentity, OpenAnswer, request_id_for
 from rota.server.streams import CallReply, Delta
 from rota.server.traffic.route import Chosen
-from rota.text.stream import PLAIN_TEXT, TextOptions, TextStream
-from rota.text.tokenizer import Tokenizer
+from rota.text.parsed_delta import CallPiece, ParsedDelta
+from rota.text.speech import OutputParser
+from rota.text.stream import TextStream
 
 # ── choices ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-# A choice turns one request's tokens into text until it ends.
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerChunk:
-    """What a delta adds to an answer. `finish_reason` is set in the last chunk."""
-
-    text: str
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    # Log-probabilities of the prompt's tokens, from the second on: the first has none.
-    scores: list[TokenLogprobs] = field(default_factory=list)
-    finish_reason: str | None = None
-    # Of a request with pooling, in its only chunk.
-    embedding: tuple[float, ...] | None = None
-
-    @property
-    def has_news(self) -> bool:
-        """False while text is held back, for example in the middle of a character."""
-        return bool(self.text or self.logprobs or self.scores or self.finish_reason)
+# A choice turns one request's tokens into text until it ends, and sorts the text.
 
 
 class Choice:
-    """Counts and detokenizes the tokens of one answer, and notices its end."""
+    """What one request has said so far, in numbers, and how its next tokens are read."""
 
-    def __init__(self, position: int, prompt_tokens: int, text: TextStream, has_output: bool = True) -> None:
+    def __init__(
+        self, position: int, prompt_tokens: int, text: TextStream, parser: OutputParser, has_output: bool = True
+    ) -> None:
         """Without output, its tokens are dropped: the client wants the prompt's scores alone."""
         self.position = position
         self.prompt_tokens = prompt_tokens
         self.output_tokens = 0
+        self.thought_tokens = 0
         self.cached_tokens = 0
         self.is_finished = False
         self.moves: list[Moved] = []  # from one version of its adapter to another
         self._text = text
+        self._parser = parser
         self._has_output = has_output
+        self._has_called = False
 
     @property
     def matched_stop(self) -> str | None:
         """The stop string that ended the text, if one did."""
         return self._text.matched_stop
 
-    def push(self, delta: Delta) -> AnswerChunk:
-        """Take a delta. Raises RequestError if the request failed. A stop string ends the choice early."""
+    def read(self, delta: Delta) -> None:
+        """Write into a delta what its tokens say. Tokens behind a stop string, which ends the choice, are dropped.
+
+        Raises RequestError if the request failed.
+        """
         if not self.output_tokens:
             self.cached_tokens = delta.cached_tokens
         self.moves += delta.moves
+        text = self._text_of(delta)
+        self.is_finished = self.matched_stop is not None or delta.ending is not None
+        delta.said = self._parser.push(text)
+        if self.is_finished:
+            delta.said += self._parser.finish()
+            delta.finish_reason = self._finish_reason(delta)
+        self._has_called = self._has_called or bool(delta.said.calls)
+        if delta.said.reasoning and not delta.said.content:
+            self.thought_tokens += len(delta.tokens)
+
+    def _text_of(self, delta: Delta) -> str:
         text = ""
         taken = 0
-        is_stopped = False
         for token in delta.tokens if self._has_output else ():
-            piece = self._text.push((token,))
-            text += piece.text
+            text += self._text.push((token,))
             taken += 1
-            if is_stopped := piece.is_stopped:
+            if self.matched_stop is not None:
                 break
+        del delta.tokens[taken:], delta.logprobs[taken:]
         self.output_tokens += taken
-        ending = delta.ending
-        if ending and not is_stopped:
-            if ending.fault:
-                raise RequestError(ending.fault)
-            piece = self._text.finish()
-            text += piece.text
-            is_stopped = piece.is_stopped
-        self.is_finished = is_stopped or ending is not None
-        reason = FinishReason.STOP.value if is_stopped else ending.reason.value if ending else None
-        embedding = ending.embedding if ending else None
-        return AnswerChunk(text, delta.tokens[:taken], delta.logprobs[:taken], delta.scores, reason, embedding)
+        if delta.ending and self.matched_stop is None:
+            if delta.ending.fault:
+                raise RequestError(delta.ending.fault)
+            text += self._text.finish()
+        return text
+
+    def _finish_reason(self, delta: Delta) -> str:
+        """In OpenAI's words: 'tool_calls' if it made calls and was not cut short."""
+        if self.matched_stop is None and delta.ending and delta.ending.reason is not FinishReason.STOP:
+            return delta.ending.reason.value
+        return "tool_calls" if self._has_called or delta.said.calls else FinishReason.STOP.value
 
 
 class Gathered:
-    """The chunks of one choice, which become one chunk as they come.
+    """The deltas of one choice, which become one delta as they come.
 
     Kept apart they would be four objects a token for the garbage collector to visit. Beside long answers that are not
     streamed that is hundreds of thousands, and a collection would hold up the tokens of all clients.
     """
 
-    __slots__ = ("_last", "_logprobs", "_scores", "_texts", "_tokens")
+    def __init__(self, position: int) -> None:
+        self._whole = Delta(position)
+        self._contents: list[str] = []
+        self._thoughts: list[str] = []
+        self._calls: list[CallPiece] = []
 
-    def __init__(self, first: AnswerChunk) -> None:
-        self._texts = [first.text]
-        self._tokens, self._logprobs, self._scores = [*first.tokens], [*first.logprobs], [*first.scores]
-        self._last = first
-
-    def add(self, chunk: AnswerChunk) -> None:
-        self._texts.append(chunk.text)
-        self._tokens += chunk.tokens
-        self._logprobs += chunk.logprobs
-        self._scores += chunk.scores
-        self._last = chunk
+    def add(self, delta: Delta) -> None:
+        whole = self._whole
+        whole.tokens += delta.tokens
+        whole.logprobs += delta.logprobs
+        whole.scores += delta.scores
+        whole.ending, whole.finish_reason = delta.ending, delta.finish_reason
+        self._contents.append(delta.said.content)
+        self._thoughts.append(delta.said.reasoning)
+        self._calls += delta.said.calls
 
     @property
-    def chunk(self) -> AnswerChunk:
-        reason, embedding = self._last.finish_reason, self._last.embedding
-        return AnswerChunk("".join(self._texts), self._tokens, self._logprobs, self._scores, reason, embedding)
-
-
-def joined(chunks: Sequence[AnswerChunk]) -> AnswerChunk:
-    """All chunks of one choice as one chunk."""
-    gathered = Gathered(chunks[0])
-    for chunk in chunks[1:]:
-        gathered.add(chunk)
-    return gathered.chunk
+    def whole(self) -> Delta:
+        said = ParsedDelta("".join(self._contents), "".join(self._thoughts), tuple(self._calls))
+        return replace(self._whole, said=said)
 
 
 # ── answer ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 # An answer holds all choices of one call: `n` for every prompt.
-
-Tokens = tuple[int, ...]
 
 # Of an answer that is sent at its end. Stop strings are looked for in every token: they end the request.
 TOKENS_AT_A_TIME = 16
@@ -139,108 +130,65 @@ TOKENS_AT_A_TIME = 16
 _FIRST_TOKENS = itertools.cycle(range(1, TOKENS_AT_A_TIME + 1))
 
 
-@dataclass(frozen=True, slots=True)
-class SentAs:
-    """The names of the fields in which the client sent the prompt and the model."""
-
-    prompt: str = "prompt"
-    model: str = "model"
-
-
-@dataclass(frozen=True, slots=True)
-class ParsedCall:
-    """One call after its checks: one tokenized request per choice, by position."""
-
-    call: Call
-    answer_id: str
-    requests: tuple[Request, ...]
-    # Choices of one prompt stand side by side, and the prompt's tokens are counted once.
-    choices_per_prompt: int = 1
-    # Whether the text continues its prompt. False for an answer in a chat.
-    is_continuation: bool = True
-    # The text of each choice before its first token: the prompt, if it is echoed.
-    openings: tuple[AnswerChunk, ...] = ()
-    # Whether the client wants output tokens. False if only prompts are scored.
-    has_output: bool = True
-    # One per prompt.
-    sent_as: tuple[SentAs, ...] = (SentAs(),)
-    # The client's field that limits the output. None: the client set no limit.
-    limit_param: str | None = "max_tokens"
-    text: TextOptions = PLAIN_TEXT
-    # The adapter of each prompt, and why it is this one.
-    chosen: tuple[Chosen, ...] = ()
-
-    def text_of(self, request: Request, tokenizer: Tokenizer) -> TextStream:
-        """The text of one of its requests."""
-        options = self.text.with_ends_of(request.sampling)
-        return TextStream(tokenizer, request.sampling.stop, self.is_continuation, options)
-
-    def ask(self, context: int | None) -> CallDemand:
-        """The most tokens that the call may take. Without an engine the length of the context is not known."""
-        prompts = self.requests[:: self.choices_per_prompt]
-        return CallDemand(
-            answers=len(self.requests),
-            prompt_tokens=sum(len(request.prompt) for request in prompts),
-            output_tokens=sum(_most_output(one, context) for one in self.requests) if self.has_output else 0,
-            is_open_ended=self.limit_param is None or context is None,
-        )
-
-    def with_client_field(self, fault: Fault, position: int) -> Fault:
-        """The engine's fault for one request, with the name of the client's field."""
-        sent = self.sent_as[position // self.choices_per_prompt]
-        names = {"prompt": sent.prompt, "model": sent.model}
-        return replace(fault, param=names.get(fault.param or "", fault.param))
-
-
-@dataclass(frozen=True, slots=True)
 class Usage:
-    """The tokens of an answer."""
+    """The tokens of an answer. Choices of one prompt stand side by side, and the prompt's tokens are counted once."""
 
-    prompt_tokens: int
-    output_tokens: int
-    cached_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A chunk and its choice."""
-
-    choice: Choice
-    chunk: AnswerChunk
+    def __init__(self, choices: Sequence[Choice], per_prompt: int) -> None:
+        self.prompt_tokens = sum(choice.prompt_tokens for choice in choices[::per_prompt])
+        self.cached_tokens = sum(choice.cached_tokens for choice in choices[::per_prompt])
+        self.output_tokens = sum(choice.output_tokens for choice in choices)
 
 
-class Answer:
-    """Opens a call's requests and makes chunks of their tokens. The caller that opens it closes it."""
+class Answer(OpenAnswer):
+    """Opens a call's requests and reads their tokens. The caller that opens it closes it."""
 
-    def __init__(self, context: AppContext, parsed: ParsedCall, idle_s: float | None = None) -> None:
-        """Raises RequestError if a name is taken, a limit is met or the service is down. `idle_s`: see `next`."""
+    def __init__(
+        self,
+        context: AppContext,
+        caller: CallIdentity,
+        call: Call,
+        answer_id: str,
+        chosen: Sequence[Chosen],
+        idle_s: float | None = None,
+    ) -> None:
+        """`chosen`: who answers, one for all prompts or one for each. `idle_s`: see `next`.
+
+        Raises RequestError if a name is taken, a limit is met or the service is down.
+        """
+        each = [chosen[prompt % len(chosen)] for prompt in range(len(call.prompts.tokens)) for _ in range(call.choices)]
+        super().__init__(caller, answer_id, _requests(caller, call, answer_id, each), tuple(each))
+        self.call = call
+        self.tokenizer = context.tokenizer
         self._context = context
-        self._parsed = parsed
         self.choices = [
             Choice(
                 position,
                 len(request.prompt),
-                parsed.text_of(request, context.tokenizer),
-                parsed.has_output,
+                TextStream(context.tokenizer, request.sampling, call.is_continuation, call.text),
+                call.speech.parser(),
+                call.has_output,
             )
-            for position, request in enumerate(parsed.requests)
+            for position, request in enumerate(self.requests)
         ]
-        self._opening = [Part(*opened) for opened in zip(self.choices, parsed.openings, strict=False)]
+        # The text of each choice before its first token: the prompt, if it is echoed.
+        opened = [text for text in call.prompts.texts for _ in range(call.choices)]
+        self._opening = [Delta(position, said=ParsedDelta(text)) for position, text in enumerate(opened)]
         self._is_refused = False
         self._usage: Usage | None = None
-        context.answers.check_free(
-            parsed.call.key, {parsed.call.name, parsed.answer_id, *map(name_of, parsed.requests)}
-        )
+        context.answers.check_free(self)
         self._hold = self._reserve()
         try:
-            self.reply = context.streams.open(parsed.requests, idle_s)
+            self.reply = context.streams.open(self.requests, idle_s)
         except BaseException:  # whatever it is, nothing has been used
             context.access.admission.settle(self._hold, 0)
             raise
-        chosen = tuple([one for one in parsed.chosen for _ in range(parsed.choices_per_prompt)])
-        self._entry = OpenAnswer(parsed.call, parsed.answer_id, parsed.requests, self.reply, chosen)
-        context.answers.add(self._entry)
+        context.answers.add(self)
         self._time_out = _fail_later(self.reply, context.request_timeout_s)
+
+    @property
+    def model(self) -> str:
+        """The name of who answers; of several, the first one's."""
+        return self.chosen[0].adapter.name
 
     @property
     def is_finished(self) -> bool:
@@ -255,71 +203,90 @@ class Answer:
     def usage(self) -> Usage:
         """Counted once per step, because every event of a stream may carry it, and each choice has its event."""
         if self._usage is None:
-            self._usage = self._count()
+            self._usage = Usage(self.choices, self.call.choices)
         return self._usage
 
-    def _count(self) -> Usage:
-        first_choices = self.choices[:: self._parsed.choices_per_prompt]
-        return Usage(
-            sum(choice.prompt_tokens for choice in first_choices),
-            sum(choice.output_tokens for choice in self.choices),
-            sum(choice.cached_tokens for choice in first_choices),
-        )
-
-    async def whole(self, hear: Callable[[Part], None] | None = None) -> list[Part]:
-        """One part for each choice, once all have ended; none with `hear`, which gets parts as they come.
-
-        Raises as `next`.
-        """
-        gathered: dict[Choice, Gathered] = {}
-        has_time = hear is None and not any(request.sampling.stop for request in self._parsed.requests)
+    async def whole(self) -> list[Delta]:
+        """One delta for each choice, once all have ended. Raises as `next`."""
+        gathered = [Gathered(choice.position) for choice in self.choices]
+        has_time = not self.call.counts_thoughts and not any(one.sampling.stop for one in self.requests)
+        is_begun = False
         while not self.is_finished:
             if has_time:
-                self.reply.wakes_at = TOKENS_AT_A_TIME if gathered else next(_FIRST_TOKENS)
-            for part in await self.next():
-                if hear is not None:
-                    hear(part)
-                elif so_far := gathered.get(part.choice):
-                    so_far.add(part.chunk)
-                else:
-                    gathered[part.choice] = Gathered(part.chunk)
-        return [Part(choice, one.chunk) for choice, one in gathered.items()]
+                self.reply.wakes_at = TOKENS_AT_A_TIME if is_begun else next(_FIRST_TOKENS)
+            for delta in await self.next():
+                gathered[delta.position].add(delta)
+                is_begun = True
+        return [one.whole for one in gathered]
 
-    async def next(self) -> list[Part]:
-        """The next parts, or none after `idle_s` without tokens. Raises RequestError or ClientGone."""
-        parts, self._opening = self._opening, []
+    async def next(self) -> list[Delta]:
+        """The next deltas, or none after `idle_s` without tokens. Raises RequestError or ClientGone."""
+        opening, self._opening = self._opening, []
         deltas = await self.reply.next()
         self._usage = None
-        for position, delta in deltas.items():
-            choice = self.choices[position]
+        for delta in deltas:
             try:
-                chunk = choice.push(delta)
+                self.choices[delta.position].read(delta)
             except RequestError as error:
                 self._is_refused = not self.reply.produced
-                fault = fault_for(self._parsed.call.key, error.fault)
-                raise RequestError(self._parsed.with_client_field(fault, position)) from None
-            if chunk.finish_reason:
-                self.reply.end(position)
-            parts.append(Part(choice, chunk))
-        return parts
+                fault = fault_for(self.caller.key, error.fault)
+                raise RequestError(self._with_client_field(fault, delta.position)) from None
+            if delta.finish_reason:
+                self.reply.end(delta.position)
+        return opening + deltas
 
     def close(self) -> None:
         """End its requests, settle its tokens, and free its names."""
         if self._time_out:
             self._time_out.cancel()
         self.reply.close()
-        self._context.answers.remove(self._entry)
+        self._context.answers.remove(self)
         self._context.access.admission.settle(self._hold, 0 if self._is_refused else self._used())
 
     def _reserve(self) -> Hold:
-        parsed, capacity = self._parsed, self._context.service.state.capacity
-        ask = parsed.ask(capacity.max_sequence_tokens if capacity else None)
-        return self._context.access.admission.admit(parsed.call.key, ask, parsed.limit_param, parsed.sent_as[0].prompt)
+        """The most tokens that the call may take. Without an engine the length of the context is not known."""
+        call, capacity = self.call, self._context.service.state.capacity
+        context = capacity.max_sequence_tokens if capacity else None
+        ask = CallDemand(
+            answers=len(self.requests),
+            prompt_tokens=sum(map(len, call.prompts.tokens)),
+            output_tokens=sum(_most_output(one, context) for one in self.requests) if call.has_output else 0,
+            is_open_ended=call.limit_param is None or context is None,
+        )
+        return self._context.access.admission.admit(self.caller.key, ask, call.limit_param, call.prompts.params[0])
+
+    def _with_client_field(self, fault: Fault, position: int) -> Fault:
+        """The engine's fault for one request, with the name of the client's field."""
+        prompt = position // self.call.choices
+        names = {"prompt": self.call.prompts.params[prompt], "model": self.call.models_of(prompt).param}
+        return replace(fault, param=names.get(fault.param or "", fault.param))
 
     def _used(self) -> int:
         """An answer that is cut short costs what the engine made, also if its client has not read it."""
         output_tokens = self.usage.output_tokens if self.is_finished else self.reply.produced
         return self.usage.prompt_tokens + output_tokens
+
+
+def _requests(caller: CallIdentity, call: Call, answer_id: str, chosen: Sequence[Chosen]) -> tuple[Request, ...]:
+    """One request per choice of each prompt."""
+    now, scope = time.monotonic(), caller.key.scope_with(call.cache_salt)
+    priority = caller.key.priority_for(call.priority)
+    return tuple(
+        Request(
+            request_id=request_id_for(call.request_name(answer_id, prompt, choice)),
+            prompt=tokens,
+            sampling=seeded(call.sampling_of(prompt), choice),
+            arrived_at=now,
+            adapter_id=chosen[prompt * call.choices].adapter_id,
+            tenant=caller.key.tenant,
+            cache_scope=scope,
+            priority=priority,
+            first_token_s=caller.first_token_s,
+            pooling=call.pooling,
+        )
+        for prompt, tokens in enumerate(call.prompts.tokens)
+        for choice in range(call.choices)
+    )
 
 
 def _most_output(request: Request, context: int | None) -> int:
@@ -335,33 +302,3 @@ def _fail_later(reply: CallReply, timeout_s: float | None) -> asyncio.TimerHandl
         FaultCode.TIMED_OUT, f"The request did not end within {timeout_s:g} seconds, the limit of this server."
     )
     return asyncio.get_running_loop().call_later(timeout_s, reply.fail, fault)
-
-
-def requests_for(
-    call: Call,
-    answer_id: str,
-    model: Chosen,
-    prompts: Sequence[Tokens],
-    sampling: SamplingParams,
-    choices: int,
-    call_options: CallOptions = NO_OPTIONS,
-) -> tuple[Request, ...]:
-    """One request per choice of each prompt. A single request has the answer's name."""
-    now, scope = time.monotonic(), call.key.scope_with(call_options.cache_salt)
-    priority = call.key.priority_for(call_options.priority)
-    is_single = len(prompts) * choices == 1
-    return tuple(
-        Request(
-            request_id=request_id_for(answer_id if is_single else f"{answer_id}-{prompt}-{choice}"),
-            prompt=tokens,
-            sampling=seeded(sampling, choice),
-            arrived_at=now,
-            adapter_id=model.adapter_id,
-            tenant=call.key.tenant,
-            cache_scope=scope,
-            priority=priority,
-            first_token_s=call.first_token_s,
-        )
-        for prompt, tokens in enumerate(prompts)
-        for choice in range(choices)
-    )

@@ -2,52 +2,13 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
 
-from rota.server.answers.answer import AnswerChunk, Choice, Part
+from rota.server.streams import Delta
 from rota.text.parsed_delta import CallPiece, ParsedDelta
-from rota.text.speech import OutputParser, Speech
-
-# ── listening ───────────────────────────────────────────────────────────────────────────────────────────────────────
-# Listeners sort the text of every choice of an answer: content, reasoning, tool calls.
-
-__all__ = ["OutputParsers", "Speech"]
-
-
-class OutputParsers:
-    """One listener a choice. Every chunk goes through `said` once, in its order; `finish_reason` is asked after it."""
-
-    def __init__(self, speech: Speech) -> None:
-        self._speech = speech
-        self._listeners: dict[Choice, OutputParser] = {}
-        self._callers: set[Choice] = set()
-
-    def said(self, choice: Choice, chunk: AnswerChunk) -> ParsedDelta:
-        """What a chunk says. The last chunk also says what was held back."""
-        if (listener := self._listeners.get(choice)) is None:
-            listener = self._listeners[choice] = self._speech.listener(self._new_id)
-        said = listener.push(chunk.text)
-        if chunk.finish_reason:
-            said += listener.finish()
-        if said.calls:
-            self._callers.add(choice)
-        return said
-
-    def _new_id(self) -> str:
-        # Mistral's templates take ids of nine characters, and no others.
-        return secrets.token_hex(5)[:9] if self._speech.tools == "mistral" else f"call_{secrets.token_hex(12)}"
-
-    def finish_reason(self, choice: Choice, chunk: AnswerChunk) -> str | None:
-        """Why a choice ended, in OpenAI's words: 'tool_calls' if it made calls and was not cut short."""
-        return "tool_calls" if chunk.finish_reason == "stop" and choice in self._callers else chunk.finish_reason
-
-
-# ── blocks ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-# Blocks cut what a model says into a sequence: thoughts, text and calls, one after another.
 
 Kind = Literal["reasoning", "text", "call"]
 
@@ -82,49 +43,26 @@ class Change:
 
 
 class AnswerBlocks:
-    """The blocks of an answer with one choice. Every chunk is heard once, in its order."""
+    """The blocks of an answer with one choice. Every delta is heard once, in its order."""
 
-    def __init__(self, speech: Speech) -> None:
-        self._listeners = OutputParsers(speech)
+    def __init__(self) -> None:
         self._open: tuple[Kind, int] | None = None
         self.all: list[Block] = []
-        # Of an answer that is not streamed: texts alone, for the garbage collector's sake.
-        self._contents: list[str] = []
-        self._thoughts: list[str] = []
-        self._calls: list[CallPiece] = []
-        self.reasoning_tokens = 0
         self.finish_reason: str | None = None
 
-    def hear(self, part: Part) -> Iterator[Change]:
-        """What a part changes. Its last part ends the last block."""
-        yield from self._say(self._said(part))
+    def hear(self, delta: Delta) -> Iterator[Change]:
+        """What a delta changes. The last delta ends the last block."""
+        self.finish_reason = delta.finish_reason
+        yield from self._say(delta.said)
         if self.finish_reason:
             yield from self._finish()
 
-    def gather(self, part: Part) -> None:
-        """A part of an answer whose blocks are asked for at its end."""
-        said = self._said(part)
-        self._contents.append(said.content)
-        self._thoughts.append(said.reasoning)
-        self._calls += said.calls
-
-    def hear_all(self, parts: Sequence[Part]) -> list[Block]:
-        """The blocks of a whole answer, of which these are the last parts."""
-        for part in parts:
-            self.gather(part)
-        whole = ParsedDelta("".join(self._contents), "".join(self._thoughts), tuple(self._calls))
-        for _ in self._say(whole):
-            pass
-        for _ in self._finish():
-            pass
+    def hear_all(self, deltas: Sequence[Delta]) -> list[Block]:
+        """The blocks of a whole answer."""
+        for delta in deltas:
+            for _ in self.hear(delta):
+                pass
         return self.all
-
-    def _said(self, part: Part) -> ParsedDelta:
-        said = self._listeners.said(part.choice, part.chunk)
-        if said.reasoning and not said.content:
-            self.reasoning_tokens += len(part.chunk.tokens)
-        self.finish_reason = self._listeners.finish_reason(part.choice, part.chunk)
-        return said
 
     def _say(self, said: ParsedDelta) -> Iterator[Change]:
         if said.reasoning:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from fastapi import Request as HttpRequest
@@ -18,10 +18,14 @@ from rota.core.errors import Fault, RequestError
 from rota.core.events import Moved
 from rota.core.request import Request
 from rota.runtime.registry import Registry
-from rota.server.answers.answer import Answer, ParsedCall, Part
+from rota.server.answers.answer import Answer
 from rota.server.call import HEADER
+from rota.server.calls.call import Call
+from rota.server.calls.reading_room import Work
 from rota.server.context import AppContext
 from rota.server.errors import ClientGone, error_body, note
+from rota.server.open_answers import CallIdentity
+from rota.server.streams import Delta
 
 # ── version header ──────────────────────────────────────────────────────────────────────────────────────────────────
 # An answer of an adapter says which version gave it: in a header, and where it went on under another one.
@@ -134,152 +138,134 @@ class EventStream(Response):
             self._on_end()
 
 
-# ── shape ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-# A shape writes an answer for its client: whole, or as the packets of a stream.
+# ── writers ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# A writer writes one answer for its client: whole, or as the packets of a stream.
 
 
-class ResponseWriter(Protocol):
-    """What `respond` needs of a route."""
+class ResponseWriter(ABC):
+    """What `respond` needs of a route. The writer of a route that streams nothing writes whole answers alone."""
 
-    media_type: str  # of a stream
+    media_type = "text/event-stream"  # of a stream
+    is_slow = False  # a whole answer may be large, and is written in a thread
 
-    def packet(self, answer: Answer, parts: Sequence[Part]) -> bytes:
-        """The news of one step, or empty bytes for news that are not shown. Without parts, a sign of life."""
-        ...
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
 
-    def ending(self, answer: Answer) -> bytes:
+    @abstractmethod
+    def whole(self, deltas: Sequence[Delta]) -> bytes:
+        """The body of an answer that is not streamed, from one delta for each choice."""
+
+    def packet(self, deltas: Sequence[Delta]) -> bytes:
+        """The news of one step, or empty bytes for news that are not shown. Without deltas, a sign of life."""
+        raise NotImplementedError
+
+    def ending(self) -> bytes:
         """The end of a stream whose answer is complete."""
-        ...
+        raise NotImplementedError
 
     def failure(self, fault: Fault) -> bytes:
         """The end of a stream whose answer failed."""
-        ...
-
-    def whole(self, answer: Answer, parts: Sequence[Part]) -> bytes:
-        """The body of an answer that is not streamed."""
-        ...
+        raise NotImplementedError
 
 
-@runtime_checkable
-class Hears(Protocol):
-    """A shape that hears an answer that is not streamed as it comes; its `whole` then gets no parts."""
-
-    def hear(self, part: Part) -> None: ...
-
-
-class DataEvents(ABC):
+class DataEvents(ResponseWriter):
     """A stream of events that have data and no name, and end in `[DONE]`."""
 
-    media_type = "text/event-stream"
-
     @abstractmethod
-    def event(self, answer: Answer, part: Part) -> bytes:
+    def event(self, delta: Delta) -> bytes:
         """One event as JSON. Empty bytes: nothing to send."""
 
-    @abstractmethod
-    def last_event(self, answer: Answer) -> bytes | None:
+    def last_event(self) -> bytes:
         """The last event as JSON, if there is one."""
+        return b""
 
-    def packet(self, answer: Answer, parts: Sequence[Part]) -> bytes:
-        if not parts:
-            return WAITING
-        events = (self.event(answer, part) for part in parts)
-        return b"".join([sse_event(event) for event in events if event])
+    def packet(self, deltas: Sequence[Delta]) -> bytes:
+        return b"".join([sse_event(event) for event in map(self.event, deltas) if event]) if deltas else WAITING
 
-    def ending(self, answer: Answer) -> bytes:
-        return (sse_event(last) if (last := self.last_event(answer)) else b"") + DONE
+    def ending(self) -> bytes:
+        return (sse_event(last) if (last := self.last_event()) else b"") + DONE
 
     def failure(self, fault: Fault) -> bytes:
         return sse_event(msgspec.json.encode(error_body(fault))) + DONE
 
 
-class OnlyWhole(ABC):
-    """The answers of a route that streams nothing. They may be large, and are written in a thread."""
-
-    media_type = "application/json"
-
-    @abstractmethod
-    def whole(self, answer: Answer, parts: Sequence[Part]) -> bytes:
-        """The body."""
-
-    def packet(self, _answer: Answer, _parts: Sequence[Part]) -> bytes:
-        raise AssertionError("this answer is not streamed")
-
-    def ending(self, _answer: Answer) -> bytes:
-        raise AssertionError("this answer is not streamed")
-
-    def failure(self, _fault: Fault) -> bytes:
-        raise AssertionError("this answer is not streamed")
-
-
-# ── grammars ────────────────────────────────────────────────────────────────────────────────────────────────────────
-# Each grammar of a call is checked before its requests are sent to an engine.
-
-
-async def check_grammars(context: AppContext, parsed: ParsedCall) -> None:
-    """Raises RequestError for a grammar that no answer can follow."""
-    grammars = {request.sampling.grammar for request in parsed.requests} - {None}
-    for grammar in grammars:
-        assert grammar is not None
-        if context.room is None or not context.has_grammars:
-            message = f"{grammar.param} is not supported: this server was started without grammars."
-            raise RequestError.bad_field(grammar.param, message)
-        await context.room.check(grammar, parsed.call.key.name)
-
-
 # ── respond ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 # Every route that generates answers here, whole or streamed, in any shape.
 
+CallT = TypeVar("CallT", bound=Call)
+
 
 async def respond(
-    context: AppContext, http: HttpRequest, parsed: ParsedCall, writer: ResponseWriter, is_streamed: bool
+    context: AppContext,
+    http: HttpRequest,
+    work: Work[CallT],
+    make_writer: Callable[[Answer, CallT], ResponseWriter],
+    prefix: str = "",
 ) -> Response:
-    """Answer a call. An error before the first byte has its own status, also for a stream.
+    """Answer a call whose body `work` reads. `prefix`: what the answer's id has before the call's name.
 
-    A stream's headers leave with its first token, or after `keep_alive_s` without a token. From then on, empty lines
-    keep it alive, and an error is its last event. When the client leaves, its requests end.
+    An error before the first byte has its own status, also for a stream. A stream's headers leave with its first
+    token, or after `keep_alive_s` without a token. From then on, empty lines keep it alive, and an error is its last
+    event. When the client leaves, its requests end.
     """
-    await check_grammars(context, parsed)
-    answer = Answer(context, parsed, context.keep_alive_s if is_streamed else None)
+    caller = context.identify(http)
+    call = await context.read(caller.key, http, work)
+    caller = context.named(http, caller, call)
+    if call.fault:
+        raise RequestError(call.fault)
+    chosen = [context.choose(caller.key, names, call.asker) for names in call.models]
+    await _check_grammars(context, caller, call)
+    answer = Answer(
+        context, caller, call, prefix + caller.name, chosen, context.keep_alive_s if call.is_streamed else None
+    )
     watch = asyncio.create_task(_abandon_when_gone(http, answer))
 
     def end() -> None:
         watch.cancel()
         answer.close()
 
-    headers = {HEADER: parsed.call.name, **version_header(context.registry, parsed.requests)}
+    headers = {HEADER: caller.name, **version_header(context.registry, answer.requests)}
     try:
-        if is_streamed:
+        writer = make_writer(answer, call)
+        if call.is_streamed:
             packets = _packets(context, answer, writer, await answer.next())
             return EventStream(packets, end, headers, writer.media_type)
-        parts = await answer.whole(writer.hear if isinstance(writer, Hears) else None)
+        deltas = await answer.whole()
     except BaseException:  # also CancelledError: every way out must close the answer
         end()
         raise
     end()
     headers |= moved_header(answer.moves)
-    is_large = isinstance(writer, OnlyWhole)
-    body = await asyncio.to_thread(writer.whole, answer, parts) if is_large else writer.whole(answer, parts)
+    body = await asyncio.to_thread(writer.whole, deltas) if writer.is_slow else writer.whole(deltas)
     return Response(body, media_type="application/json", headers=headers)
 
 
+async def _check_grammars(context: AppContext, caller: CallIdentity, call: Call) -> None:
+    """Raises RequestError for a grammar that no answer can follow. No request has been sent to an engine yet."""
+    for grammar in {sampling.grammar for sampling in call.samplings if sampling.grammar}:
+        if context.room is None or not context.has_grammars:
+            message = f"{grammar.param} is not supported: this server was started without grammars."
+            raise RequestError.bad_field(grammar.param, message)
+        await context.room.check(grammar, caller.key.name)
+
+
 async def _packets(
-    context: AppContext, answer: Answer, writer: ResponseWriter, parts: list[Part]
+    context: AppContext, answer: Answer, writer: ResponseWriter, deltas: list[Delta]
 ) -> AsyncIterator[bytes]:
     """One packet per step, with the tokens of all choices. Tokens that are not shown are no sign of life."""
     sent_at = time.monotonic()
     try:
         while True:
-            packet = writer.packet(answer, parts)
+            packet = writer.packet(deltas)
             if not packet and time.monotonic() - sent_at > context.keep_alive_s:
-                packet = writer.packet(answer, [])
+                packet = writer.packet([])
             if packet:
                 yield packet
                 sent_at = time.monotonic()
             if answer.is_finished:
                 break
-            parts = await answer.next()
-        yield writer.ending(answer)
+            deltas = await answer.next()
+        yield writer.ending()
     except RequestError as error:
         note(context.on_error, error.fault)
         yield writer.failure(error.fault)

@@ -22,6 +22,7 @@ from rota.grammar.vocabulary import Vocabulary
 from rota.runtime.room.job import JobOutcome, JobReply, Kind, QueueBounds
 from rota.runtime.room.room import FullError, Room
 from rota.server.access.keys import ANYONE, Key
+from rota.server.calls.call import AskedModels
 from rota.server.calls.prompts import TextLimits, Texts
 from rota.server.errors import RetryLater
 from rota.text.speech import AS_THE_TEMPLATE_SAYS, ParserNames
@@ -202,9 +203,6 @@ class ReadingRoom:
 Read = TypeVar("Read", bound="NamesModels")
 # A function of a module, so that another process finds it by its name. Its result is small, or bytes.
 Work = Callable[[Texts, bytes], Read]
-
-# Fields, and the names of models that they hold. No name: the base model.
-AskedModels = tuple[tuple[str, str | None], ...]
 
 
 class NamesModels(Protocol):

@@ -8,12 +8,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from rota.core.errors import RequestError
-from rota.core.request import Pooling
-from rota.server.call import CallOptions
+from rota.core.request import SamplingParams
+from rota.server.calls.call import Call, ModelNames
 from rota.server.calls.fields import CacheSalt, Count, Fields, Unsupported, read_body, within
 from rota.server.calls.prompts import CallPrompts, Prompt, PromptReading, Texts
-from rota.server.calls.reading_room import AskedModels
-from rota.server.openai.sampling_fields import ModelNames
 
 # ── fields ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 # The bodies of /v1/embeddings, /v1/score and /v1/rerank.
@@ -34,15 +32,20 @@ class PooledFields(Fields):
     truncate_prompt_tokens: Count | None = within(-1)
     add_special_tokens: bool | None = None
 
-    @property
-    def names(self) -> ModelNames:
-        return ModelNames(self.model, self.lora_path)
-
     def reading(self) -> PromptReading:
         return PromptReading(self.truncate_prompt_tokens, add_special_tokens=self.add_special_tokens is not False)
 
-    def call_options(self) -> CallOptions:
-        return CallOptions(cache_salt=self.cache_salt, asker=self.user or self.cache_salt, priority=self.priority)
+    def shared(self) -> dict[str, Any]:
+        """The parts of a call that the three routes read alike. No token is drawn, and sampling must have a value."""
+        return {
+            "models": (ModelNames.of(self.model, self.lora_path),),
+            "samplings": (SamplingParams(max_new_tokens=1, temperature=0.0),),
+            "pooling": self.pooling or "last",
+            "has_output": False,
+            "cache_salt": self.cache_salt,
+            "asker": self.user or self.cache_salt,
+            "priority": self.priority,
+        }
 
 
 class EmbeddingFields(PooledFields):
@@ -71,13 +74,9 @@ class RerankFields(PooledFields):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PooledCall:
-    """What a route needs of a body."""
+class PooledCall(Call):
+    """Prompts of which vectors are wanted, or what follows from their vectors."""
 
-    names: ModelNames
-    prompts: CallPrompts
-    pooling: Pooling
-    call_options: CallOptions
     is_base64: bool = False
     # Pairs of prompts by their positions.
     pairs: tuple[tuple[int, int], ...] = ()
@@ -85,17 +84,13 @@ class PooledCall:
     most: int | None = None
     documents: tuple[str, ...] | None = None
 
-    @property
-    def asked_models(self) -> AskedModels:
-        return self.names.asked
-
 
 def read_embeddings(texts: Texts, raw: bytes) -> PooledCall:
     """Read a body. Raises RequestError for the first field that is wrong."""
     fields = read_body(EmbeddingFields, raw)
     fields.refuse_unsupported()
     prompts = texts.tokenized(fields.input, "input", reading=fields.reading())
-    return PooledCall(**_shared(fields), prompts=prompts, is_base64=fields.encoding_format == "base64")
+    return PooledCall(**fields.shared(), prompts=prompts, is_base64=fields.encoding_format == "base64")
 
 
 def read_score(texts: Texts, raw: bytes) -> PooledCall:
@@ -109,7 +104,7 @@ def read_score(texts: Texts, raw: bytes) -> PooledCall:
         raise RequestError.bad_field("text_1", message)
     prompts = _tokenized(texts, fields, {"text_1": fields.text_1, "text_2": fields.text_2})
     pairs = tuple((min(index, len(first) - 1), len(first) + index) for index in range(len(second)))
-    return PooledCall(**_shared(fields), prompts=prompts, pairs=pairs)
+    return PooledCall(**fields.shared(), prompts=prompts, pairs=pairs)
 
 
 def read_rerank(texts: Texts, raw: bytes) -> PooledCall:
@@ -118,16 +113,12 @@ def read_rerank(texts: Texts, raw: bytes) -> PooledCall:
     fields.refuse_unsupported()
     prompts = _tokenized(texts, fields, {"query": fields.query, "documents": fields.documents})
     return PooledCall(
-        **_shared(fields),
+        **fields.shared(),
         prompts=prompts,
         pairs=tuple((0, 1 + index) for index in range(len(fields.documents))),
         most=fields.top_n or None,
         documents=None if fields.return_documents is False else tuple(fields.documents),
     )
-
-
-def _shared(fields: PooledFields) -> dict[str, Any]:
-    return {"names": fields.names, "pooling": fields.pooling or "last", "call_options": fields.call_options()}
 
 
 def _tokenized(texts: Texts, fields: PooledFields, given: dict[str, str | list[str]]) -> CallPrompts:

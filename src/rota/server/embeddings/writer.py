@@ -16,9 +16,10 @@ import msgspec
 from pydantic import BaseModel
 
 from rota.core.errors import Fault, FaultCode, RequestError
-from rota.server.answers.answer import Answer, Part
-from rota.server.answers.respond import OnlyWhole
+from rota.server.answers.answer import Answer
+from rota.server.answers.respond import ResponseWriter
 from rota.server.embeddings.call import PooledCall
+from rota.server.streams import Delta
 
 # ── vectors ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 # Vectors of length one, as JSON or as bytes, and the cosine between two.
@@ -114,20 +115,22 @@ class RanksBody(BaseModel):
 # The answers of the routes of vectors: embeddings as OpenAI's, scores and ranks as vLLM's.
 
 
-class VectorWriter(OnlyWhole):
+class VectorWriter(ResponseWriter):
     """Subclasses write the body from one vector of length one for each prompt."""
 
-    def __init__(self, answer_id: str, model: str, read: PooledCall) -> None:
-        self._id, self._model, self._read = answer_id, model, read
+    is_slow = True
+
+    def __init__(self, answer: Answer, call: PooledCall) -> None:
+        super().__init__(answer)
+        self._id, self._model, self._call = answer.answer_id, answer.model, call
 
     @abstractmethod
     def body(self, vectors: Sequence[Vector]) -> dict[str, Any]:
         """All but the usage."""
 
-    def whole(self, answer: Answer, parts: Sequence[Part]) -> bytes:
-        found = {part.choice.position: part.chunk.embedding for part in parts if part.chunk.finish_reason}
-        vectors = [_checked(found[position]) for position in range(len(found))]
-        tokens = answer.usage.prompt_tokens
+    def whole(self, deltas: Sequence[Delta]) -> bytes:
+        vectors = [_checked(delta.ending.embedding if delta.ending else None) for delta in deltas]
+        tokens = self.answer.usage.prompt_tokens
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         return msgspec.json.encode({**self.body(vectors), "usage": usage})
 
@@ -141,14 +144,14 @@ def _checked(vector: Vector | None) -> Vector:
 class EmbeddingWriter(VectorWriter):
     def body(self, vectors: Sequence[Vector]) -> dict[str, Any]:
         # Encoded one by one: the lock is free between two of them, for the tokens of other clients.
-        written = [as_base64(vector) if self._read.is_base64 else encoded(vector) for vector in vectors]
+        written = [as_base64(vector) if self._call.is_base64 else encoded(vector) for vector in vectors]
         data = [{"object": "embedding", "index": index, "embedding": one} for index, one in enumerate(written)]
         return {"object": "list", "data": data, "model": self._model}
 
 
 class ScoreWriter(VectorWriter):
     def body(self, vectors: Sequence[Vector]) -> dict[str, Any]:
-        scores = [cosine(vectors[one], vectors[other]) for one, other in self._read.pairs]
+        scores = [cosine(vectors[one], vectors[other]) for one, other in self._call.pairs]
         data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
         head = {"id": self._id, "object": "list", "created": int(time.time()), "model": self._model}
         return {**head, "data": data}
@@ -157,9 +160,9 @@ class ScoreWriter(VectorWriter):
 class RerankWriter(VectorWriter):
     def body(self, vectors: Sequence[Vector]) -> dict[str, Any]:
         """The nearest document first. Documents that are as near stay in their order."""
-        scores = [cosine(vectors[one], vectors[other]) for one, other in self._read.pairs]
-        order = sorted(range(len(scores)), key=lambda index: -scores[index])[: self._read.most]
-        documents = self._read.documents
+        scores = [cosine(vectors[one], vectors[other]) for one, other in self._call.pairs]
+        order = sorted(range(len(scores)), key=lambda index: -scores[index])[: self._call.most]
+        documents = self._call.documents
         results = [
             {"index": index, "relevance_score": scores[index]}
             | ({"document": {"text": documents[index]}} if documents else {})

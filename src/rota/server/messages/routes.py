@@ -10,8 +10,6 @@ from rota.server.context import AppContext
 from rota.server.docs import gives, takes
 from rota.server.messages.call import MessagesFields, PromptFields, read_count, read_messages
 from rota.server.messages.writer import MessageBody, MessageEventBody, MessagesWriter, TokenCountBody, messages_error
-from rota.server.openai.chat import parsed_chat
-from rota.server.openai.sampling_fields import model_for
 from rota.server.openai.tokenize_routes import answer_at_once
 
 ERRORS = {"/v1/messages": messages_error}
@@ -21,12 +19,7 @@ def install(app: FastAPI, context: AppContext) -> None:
     @app.post("/v1/messages", openapi_extra=takes(MessagesFields), responses=gives(MessageBody, MessageEventBody))
     async def messages(http: HttpRequest) -> Response:
         """Continue a conversation, in Anthropic's shape; errors are in that shape too."""
-        call = context.identify(http)
-        read = await context.read(call.key, http, read_messages)
-        model = model_for(context, call, read.names, read.call_options)
-        answer_id = f"msg_{call.name}"
-        writer = MessagesWriter(answer_id, model.adapter.name, read.speech)
-        return await respond(context, http, parsed_chat(call, answer_id, model, read), writer, read.is_streamed)
+        return await respond(context, http, read_messages, MessagesWriter, "msg_")
 
     @app.post("/v1/messages/count_tokens", openapi_extra=takes(PromptFields), responses=gives(TokenCountBody))
     async def count_tokens(http: HttpRequest) -> Response:

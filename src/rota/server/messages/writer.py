@@ -9,10 +9,12 @@ import msgspec
 from pydantic import BaseModel
 
 from rota.core.errors import Fault
-from rota.server.answers.answer import Answer, Part
-from rota.server.answers.blocks import AnswerBlocks, Block, BlockStep, Change, Speech
-from rota.server.answers.respond import RotaBody, moves_field, named_event
+from rota.server.answers.answer import Answer
+from rota.server.answers.blocks import AnswerBlocks, Block, BlockStep, Change
+from rota.server.answers.respond import ResponseWriter, RotaBody, moves_field, named_event
 from rota.server.errors import ERROR_KINDS
+from rota.server.openai.chat_fields import ChatCall
+from rota.server.streams import Delta
 
 # ── errors ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 # Errors in Anthropic's shape.
@@ -79,43 +81,53 @@ _REASONS = {"tool_calls": "tool_use", "length": "max_tokens", "abort": "max_toke
 _PING: dict[str, Any] = {"type": "ping"}
 
 
-class MessagesWriter:
+class MessagesWriter(ResponseWriter):
     """For an answer with one choice."""
 
-    media_type = "text/event-stream"
-
-    def __init__(self, answer_id: str, model: str, speech: Speech) -> None:
-        self._head = {"id": answer_id, "type": "message", "role": "assistant", "model": model}
-        self._blocks = AnswerBlocks(speech)
+    def __init__(self, answer: Answer, _: ChatCall) -> None:
+        super().__init__(answer)
+        self._head = {"id": answer.answer_id, "type": "message", "role": "assistant", "model": answer.model}
+        self._blocks = AnswerBlocks()
         self._is_begun = False
 
-    def packet(self, answer: Answer, parts: Sequence[Part]) -> bytes:
-        opening = b"" if self._is_begun else self._opening(answer)
-        events = [event for part in parts for change in self._blocks.hear(part) for event in _events(change)]
-        return opening + b"".join(map(_written, events if parts else [_PING]))
+    def packet(self, deltas: Sequence[Delta]) -> bytes:
+        opening = b"" if self._is_begun else self._opening()
+        events = [event for delta in deltas for change in self._blocks.hear(delta) for event in _events(change)]
+        return opening + b"".join(map(_written, events if deltas else [_PING]))
 
-    def ending(self, answer: Answer) -> bytes:
-        delta = {"type": "message_delta", "delta": self._stop(answer), "usage": _usage(answer)}
+    def ending(self) -> bytes:
+        delta = {"type": "message_delta", "delta": self._stop(), "usage": self._usage()}
         return _written(delta) + _written({"type": "message_stop"})
 
     def failure(self, fault: Fault) -> bytes:
         return _written(messages_error(ERROR_KINDS[fault.code].status, fault.message))
 
-    def whole(self, answer: Answer, parts: Sequence[Part]) -> bytes:
-        content = [_block(block) for block in self._blocks.hear_all(parts)]
-        return msgspec.json.encode({**self._head, "content": content, **self._stop(answer), "usage": _usage(answer)})
+    def whole(self, deltas: Sequence[Delta]) -> bytes:
+        content = [_block(block) for block in self._blocks.hear_all(deltas)]
+        return msgspec.json.encode({**self._head, "content": content, **self._stop(), "usage": self._usage()})
 
-    def _opening(self, answer: Answer) -> bytes:
+    def _opening(self) -> bytes:
         self._is_begun = True
         nothing: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
-        message = {**self._head, **nothing, "usage": _usage(answer) | {"output_tokens": 0}}
+        message = {**self._head, **nothing, "usage": self._usage() | {"output_tokens": 0}}
         return _written({"type": "message_start", "message": message}) + _written(_PING)
 
-    def _stop(self, answer: Answer) -> dict[str, Any]:
+    def _stop(self) -> dict[str, Any]:
         """Why the answer ended, and by which of the client's texts."""
         reason = _REASONS.get(self._blocks.finish_reason or "", "end_turn")
-        matched = answer.choices[0].matched_stop if reason == "end_turn" else None
+        matched = self.answer.choices[0].matched_stop if reason == "end_turn" else None
         return {"stop_reason": "stop_sequence" if matched else reason, "stop_sequence": matched}
+
+    def _usage(self) -> dict[str, Any]:
+        """Here, tokens that were found in the cache are counted apart."""
+        usage = self.answer.usage
+        return {
+            "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": usage.cached_tokens,
+            "output_tokens": usage.output_tokens,
+            **moves_field(self.answer.moves),
+        }
 
 
 def _written(event: dict[str, Any]) -> bytes:
@@ -164,15 +176,3 @@ def _object_in(arguments: str) -> dict[str, Any]:
     except msgspec.DecodeError:
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _usage(answer: Answer) -> dict[str, Any]:
-    """Here, tokens that were found in the cache are counted apart."""
-    usage = answer.usage
-    return {
-        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": usage.cached_tokens,
-        "output_tokens": usage.output_tokens,
-        **moves_field(answer.moves),
-    }

@@ -9,12 +9,12 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, WithJsonSchema
 
-from rota.core.errors import Fault, RequestError
+from rota.core.errors import RequestError
 from rota.core.request import MAX_LOGPROBS, MAX_SEED, SamplingParams
-from rota.server.call import CallOptions
+from rota.server.call import checked_name
+from rota.server.calls.call import Call, ModelNames
 from rota.server.calls.fields import CacheSalt, Count, Fields, Unsupported, read_body, unless, within
 from rota.server.calls.prompts import CallPrompts, Texts
-from rota.server.calls.reading_room import AskedModels
 from rota.server.calls.sampling import CommonSampling, FormFields, guided, placed
 from rota.server.openai.sampling_fields import StreamOptions
 from rota.text.stream import TextOptions
@@ -108,6 +108,11 @@ class GenerateFields(Fields):
         return isinstance(self.text, list)
 
     @property
+    def name(self) -> str | None:
+        """The client's name of the whole call."""
+        return self.rid if isinstance(self.rid, str) else None
+
+    @property
     def param(self) -> str:
         return "text" if self.text is not None else "input_ids"
 
@@ -163,52 +168,32 @@ class GenerateFields(Fields):
 Value = TypeVar("Value")
 
 
-@dataclass(frozen=True, slots=True)
-class GenerateCall:
-    """What the route needs of a body. Prompts, adapters and samplings stand in the same order."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateCall(Call):
+    """A call as SGLang's: prompts, adapters and sampling parameters stand in the same order."""
 
-    prompts: CallPrompts
-    # The field and the name of each prompt's adapter. No name: the base model.
-    adapters: Sequence[tuple[str, str | None]]
-    samplings: Sequence[SamplingParams]
-    choices: int
-    names: list[str] | None
-    is_list: bool
-    is_streamed: bool
-    # None: no log-probabilities. Otherwise: with alternatives, and with texts.
-    logprobs: tuple[bool, bool] | None
-    call_options: CallOptions
-    limit_param: str  # the client's field that limits the output
+    # The prompts came as a list: so do the answers.
+    is_list: bool = False
+    # The names of the requests, one for each prompt. None: they are made from the call's name.
+    names: tuple[str, ...] | None = None
+    has_logprobs: bool = False
+    has_top: bool = False  # log-probabilities of other tokens too
+    has_text: bool = False  # log-probabilities with the text of each token
 
-
-@dataclass(frozen=True, slots=True)
-class NamedCall:
-    """A call, or why it is refused. The client's name of the call is known in both cases."""
-
-    name: str | None
-    outcome: GenerateCall | Fault
-
-    @property
-    def call(self) -> GenerateCall:
-        if isinstance(self.outcome, Fault):
-            raise RequestError(self.outcome)
-        return self.outcome
-
-    @property
-    def asked_models(self) -> AskedModels:
-        """None of a call that is refused."""
-        return () if isinstance(self.outcome, Fault) else tuple(self.outcome.adapters)
+    def request_name(self, answer_id: str, prompt: int, choice: int) -> str:
+        name = self.names[prompt] if self.names else f"{answer_id}-{prompt}" if self.is_list else answer_id
+        return f"{name}-{choice}" if self.choices > 1 else name
 
 
-def read_generate(texts: Texts, raw: bytes) -> NamedCall:
+def read_generate(texts: Texts, raw: bytes) -> GenerateCall:
     """Read a body. Raises RequestError if its fields cannot be read at all."""
     fields = read_body(GenerateFields, raw)
     fields.refuse_unsupported()
-    name = fields.rid if isinstance(fields.rid, str) else None
     try:
-        return NamedCall(name, _call_of(texts, fields))
+        return _call_of(texts, fields)
     except RequestError as error:
-        return NamedCall(name, error.fault)
+        nothing = CallPrompts((), ())
+        return GenerateCall(prompts=nothing, samplings=(), name=fields.name, name_param="rid", fault=error.fault)
 
 
 def _call_of(texts: Texts, fields: GenerateFields) -> GenerateCall:
@@ -220,22 +205,22 @@ def _call_of(texts: Texts, fields: GenerateFields) -> GenerateCall:
     texts.check_count(count, choices, fields.param, fields.choices_param)
     return GenerateCall(
         prompts=prompts,
-        adapters=adapters,
-        samplings=samplings,
+        models=tuple(ModelNames(None, name, place) for place, name in adapters),
+        samplings=tuple(samplings),
         choices=choices,
-        names=_different(fields.rid, count) if isinstance(fields.rid, list) else None,
-        is_list=fields.is_list,
         is_streamed=bool(fields.stream),
-        logprobs=(bool(fields.top_logprobs_num), bool(fields.return_text_in_logprobs))
-        if fields.return_logprob
-        else None,
-        call_options=CallOptions(
-            text=_text_options(fields),
-            cache_salt=fields.cache_salt,
-            asker=fields.conversation_id or fields.cache_salt,
-            priority=fields.priority,
-        ),
+        text=_text_options(fields),
         limit_param=fields.limit_param,
+        cache_salt=fields.cache_salt,
+        asker=fields.conversation_id or fields.cache_salt,
+        priority=fields.priority,
+        name=fields.name,
+        name_param="rid",
+        is_list=fields.is_list,
+        names=_different(fields.rid, count) if isinstance(fields.rid, list) else None,
+        has_logprobs=bool(fields.return_logprob),
+        has_top=bool(fields.top_logprobs_num),
+        has_text=bool(fields.return_text_in_logprobs),
     )
 
 
@@ -272,13 +257,13 @@ def _inside(place: str) -> Iterator[None]:
         raise RequestError.bad_field(f"{place}.{error.fault.param}", error.fault.message) from None
 
 
-def _different(names: list[str], count: int) -> list[str]:
+def _different(names: list[str], count: int) -> tuple[str, ...]:
     different = len(set(names))
     if len(names) != count or different != count:
         held = f"{len(names)} names, {different} of them different"
         message = f"rid must hold {count} different names, one per prompt; it holds {held}."
         raise RequestError.bad_field("rid", message)
-    return names
+    return tuple(checked_name(f"rid.{index}", name) for index, name in enumerate(names))
 
 
 def _placed(param: str, given: Value | list[Value]) -> list[tuple[str, Value]]:

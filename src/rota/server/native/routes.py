@@ -18,11 +18,19 @@ from rota.runtime.service import ServicePhase
 from rota.server.access.audit import audited
 from rota.server.access.disclosure import path_for, reason_for
 from rota.server.access.keys import Key
+from rota.server.answers.respond import respond
 from rota.server.calls.fields import Fields, read_body
 from rota.server.context import AppContext
 from rota.server.docs import gives, takes
-from rota.server.native.generate import install_generate_route
-from rota.server.native.writer import AbortedBody, HealthBody, ModelInfoBody
+from rota.server.native.call import GenerateFields, read_generate
+from rota.server.native.writer import (
+    AbortedBody,
+    GenerateBody,
+    GeneratedBody,
+    GenerateWriter,
+    HealthBody,
+    ModelInfoBody,
+)
 from rota.server.queries import PAUSED
 
 # A token may wait for a long step and for other requests. After this time it will hardly come.
@@ -37,11 +45,18 @@ class AbortFields(Fields):
 
 
 def install(app: FastAPI, context: AppContext, probe_s: float = PROBE_S) -> None:
-    install_generate_route(app, context)
+    _install_generate(app, context)
     _install_health_probe(app, context, probe_s)
     _install_model_info(app, context)
     _install_flush_cache(app, context)
     _install_abort(app, context)
+
+
+def _install_generate(app: FastAPI, context: AppContext) -> None:
+    @app.post("/generate", openapi_extra=takes(GenerateFields), responses=gives(GenerateBody, GeneratedBody))
+    async def generate(http: HttpRequest) -> Response:
+        """Continue prompts, in SGLang's shape: one object, or a list of them for a list of prompts."""
+        return await respond(context, http, read_generate, GenerateWriter)
 
 
 def _install_health_probe(app: FastAPI, context: AppContext, probe_s: float) -> None:
@@ -56,12 +71,12 @@ def _install_health_probe(app: FastAPI, context: AppContext, probe_s: float) -> 
             return JSONResponse({"status": PAUSED, "reason": "No token comes before /resume."}, 503)
         reply = context.streams.open([_probe(context, key)])
         try:
-            deltas = await asyncio.wait_for(reply.next(), probe_s)
+            (delta,) = await asyncio.wait_for(reply.next(), probe_s)
         except TimeoutError:
             return JSONResponse({"status": "stuck", "reason": f"No token came within {probe_s:g} seconds."}, 503)
         finally:
             reply.close()
-        if (ending := deltas[0].ending) and ending.fault:
+        if (ending := delta.ending) and ending.fault:
             raise RequestError(ending.fault)
         return JSONResponse({"status": "ready"})
 
@@ -108,7 +123,7 @@ def _install_abort(app: FastAPI, context: AppContext) -> None:
         if fields.rid:
             own = [answer] if (answer := context.answers.find(key, fields.rid)) else []
         else:
-            own = [answer for answer in context.answers if key.may_operate or answer.call.key.name == key.name]
+            own = [answer for answer in context.answers if key.may_operate or answer.caller.key.name == key.name]
         with audited(http, key, "abort", request=fields.rid or "all", aborted=len(own)):
             for answer in own:
                 answer.cancel(fields.rid)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -12,10 +12,11 @@ from pydantic import BaseModel, RootModel
 
 from rota.core.events import FinishReason
 from rota.core.plan import TokenLogprobs
-from rota.core.request import Request
-from rota.server.answers.answer import Answer, AnswerChunk, Choice, Part
+from rota.server.answers.answer import Answer, Choice, Gathered
 from rota.server.answers.respond import DataEvents, RotaBody, moves_field
+from rota.server.native.call import GenerateCall
 from rota.server.open_answers import name_of
+from rota.server.streams import Delta
 from rota.text.pieces import TokenPieces
 
 # ── bodies ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -100,52 +101,30 @@ class LogprobFormat:
         return value, token, self.pieces.name_of(token) if self.has_text else None
 
 
-@dataclass(slots=True)
-class ChoiceSoFar:
-    """One choice's answer so far."""
-
-    text: str = ""
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    scores: list[TokenLogprobs] = field(default_factory=list)
-    finish_reason: str | None = None
-
-    def take(self, chunk: AnswerChunk) -> None:
-        self.text += chunk.text
-        self.tokens += chunk.tokens
-        self.logprobs += chunk.logprobs
-        self.scores += chunk.scores
-        self.finish_reason = chunk.finish_reason
-
-
 class GenerateWriter(DataEvents):
     """One object per choice. Several choices come as a list, or with an index in a stream."""
 
-    def __init__(self, requests: Sequence[Request], is_list: bool, logprobs: LogprobFormat | None) -> None:
-        self._requests = requests
-        self._is_list = is_list
-        self._logprobs = logprobs
-        self._so_far = [ChoiceSoFar() for _ in requests]
+    def __init__(self, answer: Answer, call: GenerateCall) -> None:
+        super().__init__(answer)
+        self._is_list = call.is_list or call.choices > 1
+        pieces = answer.tokenizer.pieces
+        self._logprobs = LogprobFormat(pieces, call.has_top, call.has_text) if call.has_logprobs else None
+        self._so_far = [Gathered(choice.position) for choice in answer.choices]
 
-    def event(self, _answer: Answer, part: Part) -> bytes:
-        position = part.choice.position
-        self._so_far[position].take(part.chunk)
-        if not part.chunk.has_news:
+    def event(self, delta: Delta) -> bytes:
+        so_far = self._so_far[delta.position]
+        so_far.add(delta)
+        if not delta.has_news:
             return b""
-        index = {"index": position} if self._is_list else {}
-        return msgspec.json.encode({**index, **self._object(part.choice)})
+        index = {"index": delta.position} if self._is_list else {}
+        return msgspec.json.encode({**index, **self._object(so_far.whole)})
 
-    def last_event(self, _answer: Answer) -> None:
-        return None
-
-    def whole(self, answer: Answer, parts: Sequence[Part]) -> bytes:
-        for part in parts:
-            self._so_far[part.choice.position].take(part.chunk)
-        objects = [self._object(choice) for choice in answer.choices]
+    def whole(self, deltas: Sequence[Delta]) -> bytes:
+        objects = [self._object(delta) for delta in deltas]
         return msgspec.json.encode(objects if self._is_list else objects[0])
 
-    def _object(self, choice: Choice) -> dict[str, Any]:
-        so_far, request = self._so_far[choice.position], self._requests[choice.position]
+    def _object(self, so_far: Delta) -> dict[str, Any]:
+        choice, request = self.answer.choices[so_far.position], self.answer.requests[so_far.position]
         meta: dict[str, Any] = {
             "id": name_of(request),
             "finish_reason": _finish_reason(so_far, choice),
@@ -160,10 +139,10 @@ class GenerateWriter(DataEvents):
             meta |= self._logprobs.of("output", so_far.tokens, so_far.logprobs)
         if so_far.finish_reason:
             meta["e2e_latency"] = time.monotonic() - request.arrived_at
-        return {"text": so_far.text, "output_ids": so_far.tokens, "meta_info": meta}
+        return {"text": so_far.said.content, "output_ids": so_far.tokens, "meta_info": meta}
 
 
-def _finish_reason(so_far: ChoiceSoFar, choice: Choice) -> dict[str, Any] | None:
+def _finish_reason(so_far: Delta, choice: Choice) -> dict[str, Any] | None:
     match so_far.finish_reason:
         case None:
             return None

@@ -7,18 +7,14 @@ from typing import Any
 from fastapi import FastAPI, Response
 from fastapi import Request as HttpRequest
 
-from rota.server.answers.answer import AnswerChunk, Choice, ParsedCall, SentAs, requests_for
-from rota.server.answers.blocks import OutputParsers
+from rota.server.answers.answer import Answer
 from rota.server.answers.respond import respond
 from rota.server.context import AppContext
 from rota.server.docs import gives, takes
-from rota.server.open_answers import Call
 from rota.server.openai.chat_fields import ChatCall, ChatFields, read_chat
-from rota.server.openai.sampling_fields import model_for
-from rota.server.openai.writer import ChatBody, ChatChunkBody, OpenAiWriter, TokenNamer, chat_logprobs, prompt_logprobs
-from rota.server.traffic.route import Chosen
+from rota.server.openai.writer import ChatBody, ChatChunkBody, OpenAiWriter, chat_logprobs, prompt_logprobs
+from rota.server.streams import Delta
 from rota.text.parsed_delta import CallPiece, ParsedDelta
-from rota.text.tokenizer import Tokenizer
 
 # ── messages ────────────────────────────────────────────────────────────────────────────────────────────────────────
 # What a model said becomes OpenAI's message, whole or in the deltas of a stream.
@@ -78,29 +74,7 @@ def install_chat_route(app: FastAPI, context: AppContext) -> None:
     @app.post("/v1/chat/completions", openapi_extra=takes(ChatFields), responses=gives(ChatBody, ChatChunkBody))
     async def chat_completions(http: HttpRequest) -> Response:
         """Continue a conversation."""
-        call = context.identify(http)
-        read = await context.read(call.key, http, read_chat)
-        call = context.named(http, call, read.call_options)
-        model = model_for(context, call, read.names, read.call_options)
-        answer_id = f"chatcmpl-{call.name}"
-        writer = ChatWriter(answer_id, model.adapter.name, read, context.tokenizer)
-        parsed = parsed_chat(call, answer_id, model, read)
-        return await respond(context, http, parsed, writer, read.is_streamed)
-
-
-def parsed_chat(call: Call, answer_id: str, model: Chosen, read: ChatCall, param: str = "messages") -> ParsedCall:
-    """A chat after its checks; `param` is the field in which the client sent the conversation."""
-    return ParsedCall(
-        call,
-        answer_id,
-        requests_for(call, answer_id, model, read.prompts.tokens, read.sampling, read.choices, read.call_options),
-        read.choices,
-        is_continuation=read.is_continued,
-        sent_as=(SentAs(param, read.names.param),),
-        limit_param=read.limit_param,
-        text=read.call_options.text,
-        chosen=(model,),
-    )
+        return await respond(context, http, read_chat, ChatWriter, "chatcmpl-")
 
 
 class ChatWriter(OpenAiWriter):
@@ -109,47 +83,42 @@ class ChatWriter(OpenAiWriter):
     event_kind = "chat.completion.chunk"
     whole_kind = "chat.completion"
 
-    def __init__(self, answer_id: str, model: str, read: ChatCall, tokenizer: Tokenizer) -> None:
-        prompt = read.prompts.tokens[0] if read.call_options.tells_tokens else None
-        super().__init__(answer_id, model, read.options, prompt)
-        self._namer = TokenNamer(tokenizer.pieces, read.call_options.names_by_id)
-        self._tells_prompt_logprobs = read.tells_prompt_logprobs
-        self._prompt = read.prompts.tokens[0]
-        self._has_logprobs = read.has_logprobs
-        self._listeners = OutputParsers(read.speech)
-        self._form = read.form
+    def __init__(self, answer: Answer, call: ChatCall) -> None:
+        prompt = call.prompts.tokens[0]
+        super().__init__(answer, call, prompt if call.tells_tokens else None)
+        self._call = call
+        self._prompt = prompt
         self._begun: set[int] = set()
 
-    def piece(self, choice: Choice, chunk: AnswerChunk) -> dict[str, Any] | None:
-        said = self._listeners.said(choice, chunk)
-        if not (said or chunk.logprobs or chunk.finish_reason or (self._tells_tokens and chunk.tokens)):
+    def piece(self, delta: Delta) -> dict[str, Any] | None:
+        said = delta.said
+        if not (said or delta.logprobs or delta.finish_reason or (self._call.tells_tokens and delta.tokens)):
             return None
-        delta = delta_of(said, self._form.is_old_form)
-        if choice.position not in self._begun:
-            self._begun.add(choice.position)
-            delta = {"role": "assistant", "content": None if said.calls else "", **delta}
-        return self._around(choice, chunk, "delta", delta)
+        message = delta_of(said, self._call.is_old_form)
+        if delta.position not in self._begun:
+            self._begun.add(delta.position)
+            message = {"role": "assistant", "content": None if said.calls else "", **message}
+        return self._around(delta, "delta", message)
 
-    def complete(self, choice: Choice, chunk: AnswerChunk) -> dict[str, Any]:
-        said = self._listeners.said(choice, chunk)
-        return self._around(choice, chunk, "message", message_of(said, self._form.is_old_form))
+    def complete(self, delta: Delta) -> dict[str, Any]:
+        return self._around(delta, "message", message_of(delta.said, self._call.is_old_form))
 
-    def _around(self, choice: Choice, chunk: AnswerChunk, name: str, content: dict[str, Any]) -> dict[str, Any]:
+    def _around(self, delta: Delta, name: str, content: dict[str, Any]) -> dict[str, Any]:
         return {
-            "index": choice.position,
+            "index": delta.position,
             name: content,
-            "logprobs": chat_logprobs(self._namer, chunk) if self._has_logprobs else None,
-            "finish_reason": self._finish_reason(choice, chunk),
-            **({"token_ids": chunk.tokens} if self._tells_tokens else {}),
+            "logprobs": chat_logprobs(self.namer, delta) if self._call.has_logprobs else None,
+            "finish_reason": self._finish_reason(delta),
+            **({"token_ids": delta.tokens} if self._call.tells_tokens else {}),
         }
 
-    def _finish_reason(self, choice: Choice, chunk: AnswerChunk) -> str | None:
-        reason = self._listeners.finish_reason(choice, chunk)
+    def _finish_reason(self, delta: Delta) -> str | None:
+        reason = delta.finish_reason
         if reason != "tool_calls":
             return reason
-        return "stop" if self._form.is_named else "function_call" if self._form.is_old_form else reason
+        return "stop" if self._call.is_named else "function_call" if self._call.is_old_form else reason
 
-    def about_prompt(self, first: AnswerChunk) -> dict[str, Any]:
-        if not self._tells_prompt_logprobs:
+    def about_prompt(self, first: Delta) -> dict[str, Any]:
+        if not self._call.tells_prompt_logprobs:
             return {}
-        return {"prompt_logprobs": prompt_logprobs(self._namer.pieces, self._prompt, first.scores)}
+        return {"prompt_logprobs": prompt_logprobs(self.namer.pieces, self._prompt, first.scores)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
@@ -11,14 +11,12 @@ from pydantic_core import from_json
 
 from rota.core.errors import RequestError
 from rota.core.grammar import Grammar
-from rota.core.request import MAX_LOGPROBS, SamplingParams
+from rota.core.request import MAX_LOGPROBS
 from rota.grammar.texts import after_thinking
-from rota.server.call import CallOptions
 from rota.server.calls.fields import MAX_COUNT, Count, Fields, Unsupported, read_body, unless, within
 from rota.server.calls.prompts import CallPrompts, PromptReading, Texts
-from rota.server.calls.reading_room import AskedModels
 from rota.server.calls.sampling import guided
-from rota.server.openai.sampling_fields import ModelNames, SamplingFields, StreamOptions
+from rota.server.openai.sampling_fields import OpenAiCall, SamplingFields
 from rota.server.openai.structured_fields import StructuredFields
 from rota.server.openai.tools import ToolFields, ToolUse, check_name, form_of_calls, tool_grammar, tool_use
 from rota.text.chat import ChatTemplate
@@ -203,35 +201,13 @@ def _part_text(part: ContentPart, where: str) -> str:
 _TAIL = 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerForm:
-    """It is small, and travels between processes."""
-
-    speech: Speech
-    # None: everything is allowed.
-    grammar: Grammar | None = None
-    # Special tokens that the parsers have to see.
-    shown: frozenset[int] = frozenset()
-    # A call of a function that the client named ends the answer with 'stop', as OpenAI's do.
-    is_named: bool = False
-    # The answer has one call, in OpenAI's older form.
-    is_old_form: bool = False
-
-    def shown_in(self, call_options: CallOptions) -> CallOptions:
-        """The options of a call whose text shows what the parsers have to see."""
-        return (
-            replace(call_options, text=replace(call_options.text, shown=call_options.text.shown | self.shown))
-            if self.shown
-            else call_options
-        )
-
-
 def answer_form(
     texts: Texts, fields: ToolFields, use: ToolUse, prompt: Sequence[int], wanted: Grammar | None
-) -> AnswerForm:
-    """The form of the answer to a prompt; `wanted` is what the client asked of its text.
+) -> tuple[Speech, Grammar | None, frozenset[int]]:
+    """How the answer to a prompt is read, its grammar, and the special tokens that the parsers have to see.
 
-    Raises RequestError if the server cannot keep the form, or cannot read it.
+    `wanted` is what the client asked of its text. Raises RequestError if the server cannot keep the form, or cannot
+    read it.
     """
     tokenizer = texts.tokenizer
     reasoning = texts.parsers.reasoning_of(tokenizer.chat)
@@ -246,13 +222,7 @@ def answer_form(
     grammar = tool_grammar(use, speech.tools, wanted, specials)
     if grammar and reasoning and not _ends_with(tokenizer, prompt, MARKS[reasoning].ends):
         grammar = _behind_thoughts(grammar, MARKS[reasoning], speech.is_thinking, specials)
-    return AnswerForm(
-        speech=speech,
-        grammar=grammar,
-        shown=frozenset(specials.values()),
-        is_named=use.is_named,
-        is_old_form=use.is_old_form,
-    )
+    return speech, grammar, frozenset(specials.values())
 
 
 def _behind_thoughts(grammar: Grammar, marks: ThinkingMarks, is_thinking: bool, specials: Mapping[str, int]) -> Grammar:
@@ -341,30 +311,15 @@ class ChatFields(ToolFields, StructuredFields, PromptEnding, SamplingFields):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatCall:
-    """What the route needs of a body. It is small, however long the conversation is."""
+class ChatCall(OpenAiCall):
+    """A conversation to be continued, in whichever shape it came."""
 
-    names: ModelNames
-    is_streamed: bool
-    options: StreamOptions
-    choices: int
-    has_logprobs: bool
-    sampling: SamplingParams
-    prompts: CallPrompts
-    call_options: CallOptions
-    tells_prompt_logprobs: bool
-    is_continued: bool  # the answer goes on with the last message
-    limit_param: str | None  # the client's field that limits the output; None: the client set no limit
-    form: AnswerForm
-
-    @property
-    def speech(self) -> Speech:
-        """How the answer's text is sorted."""
-        return self.form.speech
-
-    @property
-    def asked_models(self) -> AskedModels:
-        return self.names.asked
+    # A call of a function that the client named ends the answer with 'stop', as OpenAI's do.
+    is_named: bool
+    # The answer has one call, in OpenAI's older form.
+    is_old_form: bool
+    # Fields of /v1/responses that its answers repeat.
+    echoed: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_chat(texts: Texts, raw: bytes) -> ChatCall:
@@ -375,9 +330,9 @@ def read_chat(texts: Texts, raw: bytes) -> ChatCall:
 def chat_call(texts: Texts, fields: ChatFields) -> ChatCall:
     """What a route needs, also one that is not OpenAI's. Raises RequestError for the first field that is wrong."""
     fields.refuse_unsupported()
-    choices, options, logprobs = fields.choices(), fields.usage_wanted(), fields.alternatives()
+    shared, logprobs = fields.shared(), fields.alternatives()
     sampling = fields.sampling(fields.output_limit(), logprobs, texts.tokenizer)
-    texts.check_count(1, choices)
+    texts.check_count(1, fields.choices())
     is_continued = fields.is_continued()
     use = tool_use(fields)
     rendered = texts.rendered(
@@ -388,18 +343,16 @@ def chat_call(texts: Texts, fields: ChatFields) -> ChatCall:
         template_variables(texts.tokenizer.chat, fields),
     )
     prompt = texts.as_prompt(rendered, "messages", fields.reading())
-    form = answer_form(texts, fields, use, prompt, fields.grammar())
+    speech, grammar, shown = answer_form(texts, fields, use, prompt, fields.grammar())
+    shared["text"] = replace(fields.text_options(), shown=shown)
     return ChatCall(
-        names=fields.names,
-        is_streamed=bool(fields.stream),
-        options=options,
-        choices=choices,
-        has_logprobs=logprobs is not None,
-        sampling=guided(sampling, form.grammar, texts.tokenizer.eos_ids),
+        **shared,
         prompts=CallPrompts((prompt,), ("messages",)),
-        call_options=form.shown_in(fields.call_options()),
-        tells_prompt_logprobs=fields.prompt_logprobs is not None,
-        is_continued=is_continued,
+        samplings=(guided(sampling, grammar, texts.tokenizer.eos_ids),),
+        is_continuation=is_continued,
+        speech=speech,
         limit_param=None if fields.asked_tokens() is None else fields.limit_param,
-        form=form,
+        has_logprobs=logprobs is not None,
+        is_named=use.is_named,
+        is_old_form=use.is_old_form,
     )

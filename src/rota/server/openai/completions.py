@@ -10,18 +10,17 @@ from fastapi import Request as HttpRequest
 
 from rota.core.errors import RequestError
 from rota.core.request import MAX_LOGPROBS, SamplingParams
-from rota.server.answers.answer import AnswerChunk, Choice, ParsedCall, SentAs, requests_for
+from rota.server.answers.answer import Answer
 from rota.server.answers.respond import respond
-from rota.server.call import CallOptions
 from rota.server.calls.fields import Count, Unsupported, advice_on, read_body, within
-from rota.server.calls.prompts import CallPrompts, Prompt, PromptReading, Texts, Tokens
-from rota.server.calls.reading_room import AskedModels
+from rota.server.calls.prompts import Prompt, PromptReading, Texts
 from rota.server.calls.sampling import guided
 from rota.server.context import AppContext
 from rota.server.docs import gives, takes
-from rota.server.openai.sampling_fields import ModelNames, SamplingFields, StreamOptions, model_for
+from rota.server.openai.sampling_fields import OpenAiCall, SamplingFields
 from rota.server.openai.structured_fields import StructuredFields
-from rota.server.openai.writer import CompletionBody, CompletionLogprobs, OpenAiWriter, TokenNamer, prompt_logprobs
+from rota.server.openai.writer import CompletionBody, CompletionLogprobs, OpenAiWriter, prompt_logprobs
+from rota.server.streams import Delta
 from rota.text.tokenizer import Tokenizer
 
 # ── completion fields ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -79,50 +78,30 @@ class CompletionFields(StructuredFields, SamplingFields):
         return DEFAULT_MAX_TOKENS if asked is None else asked
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionCall:
-    """What the route needs of a body. `prompts` have their texts if they are echoed."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionCall(OpenAiCall):
+    """Prompts to be continued. They have their texts if they are echoed."""
 
-    names: ModelNames
-    is_streamed: bool
-    options: StreamOptions
-    choices: int
-    has_output: bool
-    has_logprobs: bool
     is_echoed: bool
-    sampling: SamplingParams
-    prompts: CallPrompts
-    call_options: CallOptions
-    tells_prompt_logprobs: bool
-    limit_param: str  # the client's field that limits the output
-
-    @property
-    def asked_models(self) -> AskedModels:
-        return self.names.asked
 
 
 def read_completion(texts: Texts, raw: bytes) -> CompletionCall:
     """Read a body. Raises RequestError for the first field that is wrong."""
     fields = read_body(CompletionFields, raw)
     fields.refuse_unsupported()
-    limit, choices, options = fields.output_limit(), fields.choices(), fields.usage_wanted()
+    limit, shared = fields.output_limit(), fields.shared()
     sampling = fields.params(texts.tokenizer)
     is_echoed = bool(fields.echo)
     prompts = texts.tokenized(fields.prompt, is_echoed=is_echoed, reading=fields.reading(limit))
-    texts.check_count(len(prompts.tokens), choices)
+    texts.check_count(len(prompts.tokens), fields.choices())
     return CompletionCall(
-        names=fields.names,
-        is_streamed=bool(fields.stream),
-        options=options,
-        choices=choices,
+        **shared,
+        prompts=prompts,
+        samplings=(sampling,),
         has_output=limit > 0,
+        limit_param=fields.limit_param,
         has_logprobs=fields.logprobs is not None,
         is_echoed=is_echoed,
-        sampling=sampling,
-        prompts=prompts,
-        call_options=fields.call_options(),
-        tells_prompt_logprobs=fields.prompt_logprobs is not None,
-        limit_param=fields.limit_param,
     )
 
 
@@ -130,26 +109,7 @@ def install_completions_route(app: FastAPI, context: AppContext) -> None:
     @app.post("/v1/completions", openapi_extra=takes(CompletionFields), responses=gives(CompletionBody, CompletionBody))
     async def completions(http: HttpRequest) -> Response:
         """Continue prompts."""
-        call = context.identify(http)
-        read = await context.read(call.key, http, read_completion)
-        call = context.named(http, call, read.call_options)
-        model = model_for(context, call, read.names, read.call_options)
-        answer_id = f"cmpl-{call.name}"
-        parsed = ParsedCall(
-            call,
-            answer_id,
-            requests_for(call, answer_id, model, read.prompts.tokens, read.sampling, read.choices, read.call_options),
-            read.choices,
-            openings=tuple(AnswerChunk(text) for text in read.prompts.texts for _ in range(read.choices)),
-            has_output=read.has_output,
-            sent_as=tuple(SentAs(param, read.names.param) for param in read.prompts.params),
-            limit_param=read.limit_param,
-            text=read.call_options.text,
-            chosen=(model,) * len(read.prompts.tokens),
-        )
-        prompts = [request.prompt for request in parsed.requests]
-        writer = CompletionWriter(answer_id, model.adapter.name, read, prompts, context.tokenizer)
-        return await respond(context, http, parsed, writer, read.is_streamed)
+        return await respond(context, http, read_completion, CompletionWriter, "cmpl-")
 
 
 class CompletionWriter(OpenAiWriter):
@@ -157,44 +117,38 @@ class CompletionWriter(OpenAiWriter):
 
     event_kind = whole_kind = "text_completion"
 
-    def __init__(
-        self, answer_id: str, model: str, read: CompletionCall, prompts: list[Tokens], tokenizer: Tokenizer
-    ) -> None:
-        """`prompts`: one per choice, by position."""
-        super().__init__(answer_id, model, read.options)
-        self._read = read
-        self._prompts = prompts
-        self._pieces = tokenizer.pieces
-        namer = TokenNamer(tokenizer.pieces, read.call_options.names_by_id)
-        shown = read.call_options.text.shown_of(tokenizer.pieces)
+    def __init__(self, answer: Answer, call: CompletionCall) -> None:
+        super().__init__(answer, call)
+        self._call = call
+        self._prompts = [request.prompt for request in answer.requests]
+        shown = call.text.shown_of(self.namer.pieces)
         self._logprobs = [
-            CompletionLogprobs(namer, prompt if read.is_echoed else (), shown)
-            for prompt in prompts
-            if read.has_logprobs
+            CompletionLogprobs(self.namer, prompt if call.is_echoed else (), shown)
+            for prompt in self._prompts
+            if call.has_logprobs
         ]
         self._told: set[int] = set()
 
-    def piece(self, choice: Choice, chunk: AnswerChunk) -> dict[str, Any] | None:
-        has_tokens = self._read.call_options.tells_tokens and chunk.tokens
-        return self.complete(choice, chunk) if chunk.has_news or has_tokens else None
+    def piece(self, delta: Delta) -> dict[str, Any] | None:
+        return self.complete(delta) if delta.has_news or (self._call.tells_tokens and delta.tokens) else None
 
-    def complete(self, choice: Choice, chunk: AnswerChunk) -> dict[str, Any]:
+    def complete(self, delta: Delta) -> dict[str, Any]:
         return {
-            "index": choice.position,
-            "text": chunk.text,
-            "logprobs": self._logprobs[choice.position].shape(chunk) if self._logprobs else None,
-            "finish_reason": chunk.finish_reason,
-            **(self._tokens(choice, chunk) if self._read.call_options.tells_tokens else {}),
-            **(self._scores(choice, chunk) if self._read.tells_prompt_logprobs else {}),
+            "index": delta.position,
+            "text": delta.said.content,
+            "logprobs": self._logprobs[delta.position].shape(delta) if self._logprobs else None,
+            "finish_reason": delta.finish_reason,
+            **(self._tokens(delta) if self._call.tells_tokens else {}),
+            **(self._scores(delta) if self._call.tells_prompt_logprobs else {}),
         }
 
-    def _tokens(self, choice: Choice, chunk: AnswerChunk) -> dict[str, Any]:
+    def _tokens(self, delta: Delta) -> dict[str, Any]:
         """vLLM's fields. The prompt's tokens come once."""
-        told = {"token_ids": chunk.tokens}
-        if choice.position not in self._told:
-            self._told.add(choice.position)
-            told["prompt_token_ids"] = list(self._prompts[choice.position])
+        told = {"token_ids": delta.tokens}
+        if delta.position not in self._told:
+            self._told.add(delta.position)
+            told["prompt_token_ids"] = list(self._prompts[delta.position])
         return told
 
-    def _scores(self, choice: Choice, chunk: AnswerChunk) -> dict[str, Any]:
-        return {"prompt_logprobs": prompt_logprobs(self._pieces, self._prompts[choice.position], chunk.scores)}
+    def _scores(self, delta: Delta) -> dict[str, Any]:
+        return {"prompt_logprobs": prompt_logprobs(self.namer.pieces, self._prompts[delta.position], delta.scores)}

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from rota.core.errors import RequestError
 from rota.core.request import MAX_LOGPROBS, MAX_SEED, SamplingParams
-from rota.server.call import CallOptions
+from rota.server.calls.call import Call, ModelNames
 from rota.server.calls.fields import CacheSalt, Count, Fields, Unsupported, advice_on, unless, within
-from rota.server.calls.reading_room import AskedModels
 from rota.server.calls.sampling import CommonSampling
-from rota.server.context import AppContext
-from rota.server.open_answers import Call
-from rota.server.traffic.route import Chosen
 from rota.text.stream import TextOptions
 from rota.text.tokenizer import Tokenizer
 
@@ -72,22 +69,17 @@ class StreamOptions(Fields):
     include_obfuscation: Unsupported = None
 
 
-@dataclass(frozen=True, slots=True)
-class ModelNames:
-    """How a call names its model."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenAiCall(Call):
+    """What the answers of OpenAI's routes tell besides their text."""
 
-    model: str | None = None
-    lora_path: str | None = None
-
-    @property
-    def param(self) -> str:
-        """The field that names the model or adapter."""
-        return "lora_path" if self.lora_path else "model"
-
-    @property
-    def asked(self) -> AskedModels:
-        """Every field that names one."""
-        return (("model", self.model), *((("lora_path", self.lora_path),) if self.lora_path else ()))
+    options: StreamOptions
+    has_logprobs: bool
+    tells_prompt_logprobs: bool
+    # The answer has the tokens of the prompt and of itself.
+    tells_tokens: bool
+    # Log-probabilities name a token by its id.
+    names_by_id: bool
 
 
 class SamplingFields(ForeignFields, CommonSampling):
@@ -118,18 +110,23 @@ class SamplingFields(ForeignFields, CommonSampling):
     # Log-probabilities name a token by its id.
     return_tokens_as_token_ids: bool | None = None
 
-    def call_options(self) -> CallOptions:
-        """What the body asks for besides an answer."""
-        return CallOptions(
-            text=self.text_options(),
-            cache_salt=self.cache_salt,
-            asker=self.asker(),
-            priority=self.priority,
-            name=self.rid if self.request_id is None else self.request_id,
-            name_param="rid" if self.request_id is None else "request_id",
-            tells_tokens=bool(self.return_token_ids),
-            names_by_id=bool(self.return_tokens_as_token_ids),
-        )
+    def shared(self) -> dict[str, Any]:
+        """The parts of a call that every route reads alike."""
+        return {
+            "models": (ModelNames.of(self.model, self.lora_path),),
+            "choices": self.choices(),
+            "is_streamed": bool(self.stream),
+            "text": self.text_options(),
+            "cache_salt": self.cache_salt,
+            "asker": self.asker(),
+            "priority": self.priority,
+            "name": self.rid if self.request_id is None else self.request_id,
+            "name_param": "rid" if self.request_id is None else "request_id",
+            "options": self.usage_wanted(),
+            "tells_prompt_logprobs": self.prompt_logprobs is not None,
+            "tells_tokens": bool(self.return_token_ids),
+            "names_by_id": bool(self.return_tokens_as_token_ids),
+        }
 
     def asker(self) -> str | None:
         """The first name that the client gives to who asks."""
@@ -161,10 +158,6 @@ class SamplingFields(ForeignFields, CommonSampling):
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     @property
-    def names(self) -> ModelNames:
-        return ModelNames(self.model, self.lora_path)
-
-    @property
     def client_names(self) -> Mapping[str, str]:
         return {"max_new_tokens": self.limit_param, "min_new_tokens": "min_tokens"}
 
@@ -181,17 +174,3 @@ class SamplingFields(ForeignFields, CommonSampling):
             prompt_logprobs=self.prompt_logprobs,
             seed=self.seed,
         )
-
-
-# ── model names ─────────────────────────────────────────────────────────────────────────────────────────────────────
-# A call of OpenAI's routes names its model in one field, or an adapter in another.
-
-
-def model_for(context: AppContext, call: Call, names: ModelNames, call_options: CallOptions) -> Chosen:
-    """The model or adapter of a call. Raises RequestError if two are named, or one that the key may not use."""
-    if names.lora_path and context.registry.get(names.model) is not context.registry.base:
-        adapter = context.access.find(call.key, names.lora_path, names.param)
-        if context.access.find(call.key, names.model) is not adapter:
-            message = f"model and lora_path name two different adapters, '{names.model}' and '{names.lora_path}'."
-            raise RequestError.bad_field("lora_path", message)
-    return context.choose(call.key, names.lora_path or names.model, names.param, call_options.asker)

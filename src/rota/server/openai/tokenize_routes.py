@@ -10,9 +10,10 @@ from fastapi import FastAPI, Response
 from fastapi import Request as HttpRequest
 
 from rota.core.errors import RequestError
+from rota.server.calls.call import AskedModels
 from rota.server.calls.fields import Fields, Unsupported, read_body
 from rota.server.calls.prompts import Texts, TokenList, Tokens, checked_tokens
-from rota.server.calls.reading_room import AskedModels, Work
+from rota.server.calls.reading_room import Work
 from rota.server.context import AppContext
 from rota.server.docs import gives, takes
 from rota.server.openai.chat_fields import Messages, PromptEnding, conversation, template_variables

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rota.core.errors import Fault, RequestError
-from rota.server.calls.prompts import Texts
+from rota.server.calls.prompts import CallPrompts, Texts
 from rota.server.openai.chat_fields import ChatCall, read_chat
 
 
@@ -27,10 +27,12 @@ class Translation:
             call = read_chat(texts, json.dumps(self.body).encode())
         except RequestError as error:
             raise RequestError(self._with_client_names(error.fault)) from None
-        sampling = call.sampling
+        (sampling,) = call.samplings
         if grammar := sampling.grammar:
             sampling = replace(sampling, grammar=replace(grammar, param=self.name_of(grammar.param)))
-        return replace(call, sampling=sampling, limit_param=call.limit_param and self.name_of(call.limit_param))
+        prompts = CallPrompts(call.prompts.tokens, (self.name_of("messages"),))
+        limit_param = call.limit_param and self.name_of(call.limit_param)
+        return replace(call, prompts=prompts, samplings=(sampling,), limit_param=limit_param)
 
     def name_of(self, param: str) -> str:
         """The client's name of a field, or of the field that it lies in."""

@@ -13,10 +13,11 @@ import msgspec
 from pydantic import BaseModel
 
 from rota.core.plan import TokenLogprobs
-from rota.server.answers.answer import Answer, AnswerChunk, Choice, Part, joined
+from rota.server.answers.answer import Answer
 from rota.server.answers.respond import DataEvents, RotaBody, moves_field
 from rota.server.calls.prompts import Tokens
-from rota.server.openai.sampling_fields import StreamOptions
+from rota.server.openai.sampling_fields import OpenAiCall
+from rota.server.streams import Delta
 from rota.text.pieces import TokenPieces
 
 # ── bodies ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -204,24 +205,24 @@ class TokenNamer:
 
 
 class CompletionLogprobs:
-    """Four parallel lists per chunk. Offsets count through all chunks."""
+    """Four parallel lists per delta. Offsets count through all deltas."""
 
     def __init__(self, namer: TokenNamer, echoed: Sequence[int] = (), shown: frozenset[int] = frozenset()) -> None:
         """`echoed`: the prompt's tokens, if the answer begins with them. `shown`: special tokens that have a text."""
         self._name = namer
         self._spelled = namer.pieces.showing(shown)
         self._echoed = iter(echoed)
-        # The prompt's first token comes with the first chunk and has no score.
+        # The prompt's first token comes with the first delta and has no score.
         self._unscored: list[None] = [None] * bool(echoed)
         self._offset = 0
 
-    def shape(self, chunk: AnswerChunk) -> dict[str, Any]:
-        scores, self._unscored = [*self._unscored, *chunk.scores], []
-        entries = [*scores, *chunk.logprobs]
-        tokens = [*itertools.islice(self._echoed, len(scores)), *chunk.tokens]
+    def shape(self, delta: Delta) -> dict[str, Any]:
+        scores, self._unscored = [*self._unscored, *delta.scores], []
+        entries = [*scores, *delta.logprobs]
+        tokens = [*itertools.islice(self._echoed, len(scores)), *delta.tokens]
         # An echo has no special tokens: it is the prompt as it was sent.
         lengths = [len(self._name.pieces[token].decode("utf-8", "replace")) for token in tokens[: len(scores)]]
-        lengths += [len(self._spelled[token].decode("utf-8", "replace")) for token in chunk.tokens]
+        lengths += [len(self._spelled[token].decode("utf-8", "replace")) for token in delta.tokens]
         offsets = list(itertools.accumulate(lengths, initial=self._offset))
         self._offset = offsets.pop()
         return {
@@ -236,12 +237,12 @@ class CompletionLogprobs:
         }
 
 
-def chat_logprobs(namer: TokenNamer, chunk: AnswerChunk) -> dict[str, Any]:
+def chat_logprobs(namer: TokenNamer, delta: Delta) -> dict[str, Any]:
     """One object per token, with the token's bytes."""
     content = [
         _entry(namer, token, logprobs.chosen)
         | {"top_logprobs": [_entry(namer, other, value) for other, value in logprobs.top]}
-        for token, logprobs in zip(chunk.tokens, chunk.logprobs, strict=True)
+        for token, logprobs in zip(delta.tokens, delta.logprobs, strict=True)
     ]
     return {"content": content, "refusal": None}
 
@@ -279,63 +280,59 @@ class OpenAiWriter(DataEvents):
     event_kind: str
     whole_kind: str
 
-    def __init__(self, answer_id: str, model: str, options: StreamOptions, prompt: Tokens | None = None) -> None:
+    def __init__(self, answer: Answer, call: OpenAiCall, prompt: Tokens | None = None) -> None:
         """`prompt`: its tokens, if the client wants them beside those of the answer."""
-        self._head = {"id": answer_id, "object": self.whole_kind, "created": int(time.time()), "model": model}
-        self._options = options
-        self._tells_tokens = prompt is not None
+        super().__init__(answer)
+        self.namer = TokenNamer(answer.tokenizer.pieces, call.names_by_id)
+        self._options = call.options
+        created = int(time.time())
+        self._head = {"id": answer.answer_id, "object": self.whole_kind, "created": created, "model": answer.model}
         # vLLM's field, in the first event of a stream.
         self._untold = {} if prompt is None else {"prompt_token_ids": prompt}
         # The head of a stream's events is always the same, so it is encoded once.
         self._event_head = _encode(self._head | {"object": self.event_kind})[:-1] + b',"choices":['
         # If the last event has the usage, all other events have the field too. Some clients of OpenAI need that.
-        self._event_tail = b'],"usage":null' if options.include_usage else b"]"
+        self._event_tail = b'],"usage":null' if call.options.include_usage else b"]"
 
     @abstractmethod
-    def piece(self, choice: Choice, chunk: AnswerChunk) -> dict[str, Any] | None:
+    def piece(self, delta: Delta) -> dict[str, Any] | None:
         """A choice in an event of a stream. None: there is nothing to send yet."""
 
     @abstractmethod
-    def complete(self, choice: Choice, chunk: AnswerChunk) -> dict[str, Any]:
+    def complete(self, delta: Delta) -> dict[str, Any]:
         """A choice in an answer that is not streamed."""
 
-    def event(self, answer: Answer, part: Part) -> bytes:
-        if (choice := self.piece(part.choice, part.chunk)) is None:
+    def event(self, delta: Delta) -> bytes:
+        if (choice := self.piece(delta)) is None:
             return b""
         piece = _encode(choice)
         tail = self._event_tail
         if self._options.continuous_usage_stats:
-            tail = b'],"usage":' + _encode(_usage(answer))
+            tail = b'],"usage":' + _encode(self._usage())
         if self._untold:
             tail += b"," + _encode(self._untold)[1:-1]
             self._untold = {}
         return self._event_head + piece + tail + b"}"
 
-    def last_event(self, answer: Answer) -> bytes | None:
-        told = {"usage": _usage(answer)} if self._options.include_usage else {}
-        told |= moves_field(answer.moves)
-        return self._event_head + b"]," + _encode(told)[1:] if told else None
+    def last_event(self) -> bytes:
+        told = {"usage": self._usage()} if self._options.include_usage else {}
+        told |= moves_field(self.answer.moves)
+        return self._event_head + b"]," + _encode(told)[1:] if told else b""
 
-    def whole(self, answer: Answer, parts: Sequence[Part]) -> bytes:
-        chunks: dict[Choice, list[AnswerChunk]] = {choice: [] for choice in answer.choices}
-        for part in parts:
-            chunks[part.choice].append(part.chunk)
-        whole = {choice: joined(said) for choice, said in chunks.items()}
-        choices = [self.complete(choice, chunk) for choice, chunk in whole.items()]
-        about_prompt = self.about_prompt(whole[answer.choices[0]])
-        more = {**self._untold, **about_prompt, **moves_field(answer.moves)}
-        return _encode({**self._head, "choices": choices, "usage": _usage(answer), **more})
+    def whole(self, deltas: Sequence[Delta]) -> bytes:
+        choices = [self.complete(delta) for delta in deltas]
+        more = {**self._untold, **self.about_prompt(deltas[0]), **moves_field(self.answer.moves)}
+        return _encode({**self._head, "choices": choices, "usage": self._usage(), **more})
 
-    def about_prompt(self, _first: AnswerChunk) -> dict[str, Any]:
+    def about_prompt(self, _first: Delta) -> dict[str, Any]:
         """More about the prompt, for the end of an answer that is not streamed. `_first`: the first choice."""
         return {}
 
-
-def _usage(answer: Answer) -> dict[str, Any]:
-    usage = answer.usage
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.output_tokens,
-        "total_tokens": usage.prompt_tokens + usage.output_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-    }
+    def _usage(self) -> dict[str, Any]:
+        usage = self.answer.usage
+        return {
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.output_tokens,
+            "total_tokens": usage.prompt_tokens + usage.output_tokens,
+            "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        }

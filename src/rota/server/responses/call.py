@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag
@@ -11,7 +11,6 @@ from rota.core.errors import RequestError
 from rota.core.request import MAX_LOGPROBS, MAX_SEED
 from rota.server.calls.fields import CacheSalt, Count, Fields, Unsupported, read_body, within
 from rota.server.calls.prompts import Texts
-from rota.server.calls.reading_room import AskedModels
 from rota.server.calls.sampling import CommonSampling
 from rota.server.openai.chat_fields import ChatCall
 from rota.server.openai.translation import Translation
@@ -380,23 +379,11 @@ _STORED = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ResponsesCall:
-    """What the route needs of a body. `echoed` is what the answer repeats of it."""
-
-    chat: ChatCall
-    echoed: dict[str, Any]
-
-    @property
-    def asked_models(self) -> AskedModels:
-        return self.chat.asked_models
-
-
-def read_responses(texts: Texts, raw: bytes) -> ResponsesCall:
+def read_responses(texts: Texts, raw: bytes) -> ChatCall:
     """Read a body. Raises RequestError for the first field that is wrong."""
     fields = read_body(ResponsesFields, raw)
     _refuse_unsupported(fields)
-    return ResponsesCall(_translated(fields).read(texts), _echoed(fields))
+    return replace(_translated(fields).read(texts), echoed=_echoed(fields), counts_thoughts=True)
 
 
 def _refuse_unsupported(fields: ResponsesFields) -> None:

@@ -10,11 +10,12 @@ import msgspec
 from pydantic import BaseModel
 
 from rota.core.errors import Fault, FaultCode
-from rota.server.answers.answer import Answer, AnswerChunk, Part
+from rota.server.answers.answer import Answer
 from rota.server.answers.blocks import AnswerBlocks, Block, BlockStep, Change
-from rota.server.answers.respond import WAITING, RotaBody, moves_field, named_event
+from rota.server.answers.respond import WAITING, ResponseWriter, RotaBody, moves_field, named_event
+from rota.server.openai.chat_fields import ChatCall
 from rota.server.openai.writer import TokenNamer, chat_logprobs
-from rota.server.responses.call import ResponsesCall
+from rota.server.streams import Delta
 
 # ── output ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 # The output of /v1/responses: blocks become items, and their changes become events.
@@ -31,7 +32,7 @@ _DELTAS = {
 
 
 class Output:
-    """Writes the items of one answer. `logprobs` of the last chunks are taken by the next event with text."""
+    """Writes the items of one answer. `logprobs` of the last deltas are taken by the next event with text."""
 
     def __init__(self, answer_id: str) -> None:
         self._name = answer_id.removeprefix("resp_")
@@ -141,26 +142,26 @@ _ERROR_CODES = {
 _CUT = {"length": "max_output_tokens", "abort": "aborted"}
 
 
-class ResponsesWriter:
+class ResponsesWriter(ResponseWriter):
     """For an answer with one choice. Every event has a number."""
 
-    media_type = "text/event-stream"
-
-    def __init__(self, answer_id: str, model: str, read: ResponsesCall, namer: TokenNamer) -> None:
-        self._head = {"id": answer_id, "object": "response", "created_at": int(time.time()), "model": model}
-        self._head |= read.echoed
-        self._blocks = AnswerBlocks(read.chat.speech)
-        self._output = Output(answer_id)
-        self._namer = namer if read.chat.has_logprobs else None
+    def __init__(self, answer: Answer, call: ChatCall) -> None:
+        super().__init__(answer)
+        created = int(time.time())
+        self._head = {"id": answer.answer_id, "object": "response", "created_at": created, "model": answer.model}
+        self._head |= call.echoed
+        self._blocks = AnswerBlocks()
+        self._output = Output(answer.answer_id)
+        self._namer = TokenNamer(answer.tokenizer.pieces) if call.has_logprobs else None
         self._events = 0
 
-    def packet(self, _answer: Answer, parts: Sequence[Part]) -> bytes:
+    def packet(self, deltas: Sequence[Delta]) -> bytes:
         opening = b"" if self._events else self._opening()
-        news = b"".join([self._written(event) for part in parts for event in self._heard(part)])
-        return opening + news or (WAITING if not parts else b"")
+        news = b"".join([self._written(event) for delta in deltas for event in self._heard(delta)])
+        return opening + news or (WAITING if not deltas else b"")
 
-    def ending(self, answer: Answer) -> bytes:
-        response = self._response(answer, self._blocks.finish_reason)
+    def ending(self) -> bytes:
+        response = self._response()
         return self._written((f"response.{response['status']}", {"response": response}))
 
     def failure(self, fault: Fault) -> bytes:
@@ -170,18 +171,15 @@ class ResponsesWriter:
         response |= {"output": self._items("incomplete"), "usage": None}
         return opening + self._written(("response.failed", {"response": response}))
 
-    def hear(self, part: Part) -> None:
-        """Token by token: those of thoughts are counted."""
-        self._output.logprobs += self._logprobs(part.chunk)
-        self._blocks.gather(part)
+    def whole(self, deltas: Sequence[Delta]) -> bytes:
+        for delta in deltas:
+            self._output.logprobs += self._logprobs(delta)
+        self._blocks.hear_all(deltas)
+        return msgspec.json.encode(self._response())
 
-    def whole(self, answer: Answer, parts: Sequence[Part]) -> bytes:
-        self._blocks.hear_all(parts)
-        return msgspec.json.encode(self._response(answer, self._blocks.finish_reason))
-
-    def _heard(self, part: Part) -> Iterator[Event]:
-        self._output.logprobs += self._logprobs(part.chunk)
-        for change in self._blocks.hear(part):
+    def _heard(self, delta: Delta) -> Iterator[Event]:
+        self._output.logprobs += self._logprobs(delta)
+        for change in self._blocks.hear(delta):
             yield from self._output.events(change, self._status)
 
     def _opening(self) -> bytes:
@@ -196,18 +194,18 @@ class ResponsesWriter:
         self._events += 1
         return named_event(name, msgspec.json.encode(numbered))
 
-    def _logprobs(self, chunk: AnswerChunk) -> list[dict[str, Any]]:
-        if self._namer is None or not chunk.logprobs:
+    def _logprobs(self, delta: Delta) -> list[dict[str, Any]]:
+        if self._namer is None or not delta.logprobs:
             return []
-        written: list[dict[str, Any]] = chat_logprobs(self._namer, chunk)["content"]
+        written: list[dict[str, Any]] = chat_logprobs(self._namer, delta)["content"]
         return written
 
     @property
     def _status(self) -> str:
         return "incomplete" if self._blocks.finish_reason in _CUT else "completed"
 
-    def _response(self, answer: Answer, finish_reason: str | None) -> dict[str, Any]:
-        cut = _CUT.get(finish_reason or "")
+    def _response(self) -> dict[str, Any]:
+        cut = _CUT.get(self._blocks.finish_reason or "")
         return {
             **self._head,
             "status": self._status,
@@ -215,7 +213,7 @@ class ResponsesWriter:
             "incomplete_details": {"reason": cut} if cut else None,
             "completed_at": None if cut else int(time.time()),
             "output": self._items(self._status),
-            "usage": self._usage(answer),
+            "usage": self._usage(),
         }
 
     def _items(self, last_status: str) -> list[dict[str, Any]]:
@@ -224,13 +222,13 @@ class ResponsesWriter:
         statuses = (last_status if block.index == last else "completed" for block in self._blocks.all)
         return list(map(self._output.item, self._blocks.all, statuses))
 
-    def _usage(self, answer: Answer) -> dict[str, Any]:
-        usage = answer.usage
+    def _usage(self) -> dict[str, Any]:
+        usage = self.answer.usage
         return {
             "input_tokens": usage.prompt_tokens,
             "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
             "output_tokens": usage.output_tokens,
-            "output_tokens_details": {"reasoning_tokens": self._blocks.reasoning_tokens},
+            "output_tokens_details": {"reasoning_tokens": self.answer.choices[0].thought_tokens},
             "total_tokens": usage.prompt_tokens + usage.output_tokens,
-            **moves_field(answer.moves),
+            **moves_field(self.answer.moves),
         }
