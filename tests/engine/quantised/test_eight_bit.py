@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rota.engine.quantised.codes import Scaled
-from rota.engine.quantised.eight_bit import LARGEST, EightBitFloatLinear, fits, in_eight_bit_floats, rounded_rows
+from rota.engine.quantised.eight_bit import LARGEST, eight_bit_linear, fits, in_eight_bit_floats, rounded_rows
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -32,13 +32,13 @@ def test_zeros_stay_zeros():
     matrix = in_eight_bit_floats(torch.zeros(3, 16))
     assert matrix.scales.eq(1.0).all()
     assert matrix.weights().eq(0.0).all()
-    assert EightBitFloatLinear(matrix)(torch.zeros(2, 16)).eq(0.0).all()
-    assert EightBitFloatLinear(in_eight_bit_floats(random(16, 16)))(torch.zeros(2, 16)).eq(0.0).all()
+    assert eight_bit_linear(matrix)(torch.zeros(2, 16)).eq(0.0).all()
+    assert eight_bit_linear(in_eight_bit_floats(random(16, 16)))(torch.zeros(2, 16)).eq(0.0).all()
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_a_row_that_is_not_finite_gives_nan_and_leaves_its_neighbours(bad):
-    linear, x = EightBitFloatLinear(in_eight_bit_floats(random(32, 64))), random(3, 64)
+    linear, x = eight_bit_linear(in_eight_bit_floats(random(32, 64))), random(3, 64)
     expected = linear(x)
     x[1, 7] = bad
     found = linear(x)
@@ -50,7 +50,7 @@ def test_a_row_that_is_not_finite_gives_nan_and_leaves_its_neighbours(bad):
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_a_product_is_near_the_exact_one_and_has_the_type_of_x(dtype, has_bias):
     weight, x, bias = random(48, 256), random(7, 256, 1).to(dtype), random(1, 48, 2)[0].to(dtype)
-    linear = EightBitFloatLinear(in_eight_bit_floats(weight), bias if has_bias else None)
+    linear = eight_bit_linear(in_eight_bit_floats(weight), bias if has_bias else None)
     expected = x.float() @ weight.T + (bias.float() if has_bias else 0.0)
     found = linear(x)
     assert found.dtype is dtype
@@ -58,23 +58,21 @@ def test_a_product_is_near_the_exact_one_and_has_the_type_of_x(dtype, has_bias):
 
 
 def test_each_row_has_its_own_scale():
-    linear, x = EightBitFloatLinear(in_eight_bit_floats(random(16, 64))), random(2, 64)
+    linear, x = eight_bit_linear(in_eight_bit_floats(random(16, 64))), random(2, 64)
     torch.testing.assert_close(linear(x * torch.tensor([[1.0], [2.0**20]]))[1], linear(x)[1] * 2.0**20)
 
 
 def test_bytes_are_those_of_codes_scales_and_bias():
     matrix = in_eight_bit_floats(random(32, 64))
-    assert EightBitFloatLinear(matrix).size_bytes == 32 * 64 + 32 * 4
-    assert EightBitFloatLinear(matrix, torch.zeros(32, dtype=torch.bfloat16)).size_bytes == 32 * 64 + 32 * 6
+    assert eight_bit_linear(matrix).size_bytes == 32 * 64 + 32 * 4
+    assert eight_bit_linear(matrix, torch.zeros(32, dtype=torch.bfloat16)).size_bytes == 32 * 64 + 32 * 6
 
 
 def test_the_matrix_of_a_folder_is_taken_as_it_is():
     codes = random(16, 32).to(torch.float8_e4m3fn)
     scales = torch.rand(16)
     x = torch.eye(32) * LARGEST
-    torch.testing.assert_close(
-        EightBitFloatLinear(Scaled(codes, scales))(x).T / LARGEST, codes.float() * scales[:, None]
-    )
+    torch.testing.assert_close(eight_bit_linear(Scaled(codes, scales))(x).T / LARGEST, codes.float() * scales[:, None])
 
 
 def test_sizes_that_tensor_cores_take_fit():

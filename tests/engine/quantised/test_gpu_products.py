@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from rota.engine.model.linear import tune_gemms
-from rota.engine.quantised.eight_bit import EightBitFloatLinear, in_eight_bit_floats, product_reference, rounded_rows
-from rota.engine.quantised.gpu_four_bit import GpuFourBitLinear
+from rota.engine.quantised.eight_bit import eight_bit_linear, in_eight_bit_floats, product_reference, rounded_rows
+from rota.engine.quantised.gpu_four_bit import four_bit_linear
 from rota.engine.quantised.packed_product import TRIED_ROWS
 from rota.engine.row_product import RowTuning
 from tests.engine.quantised.few_bits import on_device, random_codes, relative_error
@@ -53,7 +53,7 @@ def replayed(call: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 def test_eight_bits(outputs, inputs, rows, dtype):
     matrix = in_eight_bit_floats(random(outputs, inputs, dtype=torch.float32))
     x, bias = random(rows, inputs, dtype=dtype), random(outputs, dtype=dtype)
-    linear = EightBitFloatLinear(matrix, bias)
+    linear = eight_bit_linear(matrix, bias)
     found = linear(x)
     assert found.dtype is dtype
     assert relative_error(found, x.float() @ matrix.weights().T + bias.float()) < ROUNDING
@@ -63,7 +63,7 @@ def test_eight_bits(outputs, inputs, rows, dtype):
 @pytest.mark.parametrize("rows", ROWS)
 def test_each_way_in_eight_bits_has_the_error_of_its_own_rounding_alone(rows):
     matrix = in_eight_bit_floats(random(1024, 4096, dtype=torch.float32))
-    x, product = random(rows, 4096), EightBitFloatLinear(matrix)._product
+    x, product = random(rows, 4096), eight_bit_linear(matrix)._product
     rounded = product.computed(x, None, None)
     assert relative_error(rounded, product_reference(rounded_rows(x), matrix)) < BOUNDS[torch.bfloat16]
     exact, coarse = x.float() @ matrix.weights().T, product_reference(rounded_rows(x), matrix)
@@ -82,7 +82,7 @@ def test_each_way_in_eight_bits_has_the_error_of_its_own_rounding_alone(rows):
 def test_four_bits(outputs, inputs, group, is_shuffled, rows, dtype):
     codes = on_device(random_codes(outputs, inputs, group, is_shuffled=is_shuffled), "cuda")
     x, bias = random(rows, inputs, dtype=dtype), random(outputs, dtype=dtype)
-    linear = GpuFourBitLinear(codes, bias, dtype)
+    linear = four_bit_linear(codes, bias, dtype)
     found = linear(x)
     assert found.dtype is dtype
     assert relative_error(found, x.float() @ codes.weights().T + bias.float()) < BOUNDS[dtype]
@@ -92,7 +92,7 @@ def test_four_bits(outputs, inputs, group, is_shuffled, rows, dtype):
 @pytest.mark.parametrize("rows", [1, 16, 33, 64, 65, 128, 200, 256])
 def test_every_shape_of_the_kernel_in_four_bits(rows):
     codes = on_device(random_codes(1024, 4096), "cuda")
-    x, product = random(rows, 4096), GpuFourBitLinear(codes, None, torch.bfloat16)._product
+    x, product = random(rows, 4096), four_bit_linear(codes, None, torch.bfloat16)._product
     for tuning in (*product.tunings(rows), None):
         found = product.computed(x, None, tuning)
         assert relative_error(found, x.float() @ codes.weights().T) < BOUNDS[torch.bfloat16], tuning
@@ -100,7 +100,7 @@ def test_every_shape_of_the_kernel_in_four_bits(rows):
 
 def test_a_matrix_that_the_kernel_does_not_know_is_kept_whole():
     codes = on_device(random_codes(64, 256, 64, has_whole_zeros=False), "cuda")
-    linear, x = GpuFourBitLinear(codes, None, torch.bfloat16), random(3, 256)
+    linear, x = four_bit_linear(codes, None, torch.bfloat16), random(3, 256)
     assert relative_error(linear(x), x.float() @ codes.weights().T) < BOUNDS[torch.bfloat16]
     assert linear.size_bytes == 2 * 64 * 256
 
@@ -111,7 +111,7 @@ def test_a_row_that_is_not_finite_gives_no_number_and_leaves_its_neighbours(rows
     x = random(rows, 512)
     codes = on_device(random_codes(128, 512), "cuda")
     matrix = in_eight_bit_floats(random(128, 512, dtype=torch.float32))
-    for linear in (EightBitFloatLinear(matrix), GpuFourBitLinear(codes, None, torch.bfloat16)):
+    for linear in (eight_bit_linear(matrix), four_bit_linear(codes, None, torch.bfloat16)):
         expected, spoilt = linear(x), x.clone()
         spoilt[1, 7] = bad
         found = linear(spoilt)
@@ -124,8 +124,8 @@ def test_products_are_right_after_they_were_tried_out():
     codes = [on_device(random_codes(1024, 2048), "cuda") for _ in range(3)]
     matrices = [in_eight_bit_floats(random(1024, 2048, dtype=torch.float32)) for _ in range(3)]
     four, eight = (
-        [GpuFourBitLinear(one, None, torch.bfloat16) for one in codes],
-        list(map(EightBitFloatLinear, matrices)),
+        [four_bit_linear(one, None, torch.bfloat16) for one in codes],
+        list(map(eight_bit_linear, matrices)),
     )
     for linears in (four, eight):
         tune_gemms(linears, [1, 16, 64, 512])
@@ -137,8 +137,8 @@ def test_products_are_right_after_they_were_tried_out():
 
 def test_the_same_rows_give_the_same_numbers_every_time():
     """Shares are added in their order, whichever program ends last."""
-    four = GpuFourBitLinear(on_device(random_codes(1024, 4096), "cuda"), None, torch.bfloat16)
-    eight = EightBitFloatLinear(in_eight_bit_floats(random(1024, 4096, dtype=torch.float32)))._product
+    four = four_bit_linear(on_device(random_codes(1024, 4096), "cuda"), None, torch.bfloat16)
+    eight = eight_bit_linear(in_eight_bit_floats(random(1024, 4096, dtype=torch.float32)))._product
     ways = [partial(eight.computed, bias=None, way=way) for rows in (16, 64, 256) for way in eight.tunings(rows)]
     x = random(16, 4096)
     for call in (four, *ways):

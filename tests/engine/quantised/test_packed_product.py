@@ -8,7 +8,7 @@ import torch
 from rota.engine.autotune import AutotuneCache
 from rota.engine.model.linear import Linear, tune_gemms
 from rota.engine.quantised.eight_bit import in_eight_bit_floats
-from rota.engine.quantised.gpu_four_bit import WholeProduct, in_order
+from rota.engine.quantised.gpu_four_bit import in_order
 from rota.engine.quantised.packing import pack_eight_bits, pack_four_bits, step_of
 from rota.engine.weights.makers import SideBySide
 from tests.engine.quantised.few_bits import on_device, random_codes, relative_error
@@ -140,7 +140,6 @@ def test_a_layer_whose_matrix_is_kept_whole_leaves_the_others_to_be_tuned(monkey
     linear = load("rota.engine.quantised.linear")
     tried = []
     monkeypatch.setattr(module.PackedProduct, "tune", lambda _, products, rows: tried.append((products, rows)))
-    whole, packed = linear.FewBitsLinear(WholeProduct(torch.ones(64, 128)), None), made(64, 128)[0]
-    plain = Linear(torch.ones(64, 128))
-    tune_gemms([plain, whole, linear.FewBitsLinear(packed, None)], [1])
+    whole, packed = Linear(torch.ones(64, 128)), made(64, 128)[0]
+    tune_gemms([whole, linear.FewBitsLinear(packed, None)], [1])
     assert tried == [([packed], [1])]

@@ -7,8 +7,6 @@ A row of x has one scale, its absolute maximum / 448. So nothing needs calibrati
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -50,7 +48,7 @@ def product_reference(x: Scaled, matrix: Scaled) -> Tensor:
     return y.mul_(x.scales[:, None]).mul_(matrix.scales)
 
 
-class EightBitReference:
+class EightBitReference(Product):
     """The product on a CPU, for tests."""
 
     def __init__(self, matrix: Scaled) -> None:
@@ -64,23 +62,14 @@ class EightBitReference:
         y = product_reference(rounded_rows(x), self._matrix)
         return (y if bias is None else y.add_(bias)).to(x.dtype)
 
-    def tune(self, products: Sequence[Product], rows: Sequence[int]) -> None:
-        """There is one way."""
 
-
-class EightBitFloatLinear(FewBitsLinear):
+def eight_bit_linear(matrix: Scaled, bias: Tensor | None = None) -> FewBitsLinear:
     """x Wᵀ + b in eight-bit floats; few rows of x need not be rounded (`few_rows_kernels.py`)."""
-
-    def __init__(self, matrix: Scaled, bias: Tensor | None = None) -> None:
-        super().__init__(_product(matrix), bias)
-
-
-def _product(matrix: Scaled) -> Product:
     if matrix.codes.device.type == "cpu":
-        return EightBitReference(matrix)
+        return FewBitsLinear(EightBitReference(matrix), bias)
     # Triton is not everywhere.
     from rota.engine.quantised.packed_product import PackedProduct
     from rota.engine.quantised.scaled_product import ScaledProduct
 
     packed = pack_eight_bits(matrix)
-    return PackedProduct(packed, ScaledProduct(packed))
+    return FewBitsLinear(PackedProduct(packed, ScaledProduct(packed)), bias)

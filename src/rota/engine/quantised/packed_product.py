@@ -77,7 +77,7 @@ OTHER_WAY: Choice = ()
 MOST_WRITTEN = 2**25
 
 
-class PackedProduct:
+class PackedProduct(Product):
     """One matrix; a choice made for one holds for all of its shape."""
 
     def __init__(self, packed: Packed, many_rows: ManyRows) -> None:

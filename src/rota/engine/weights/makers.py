@@ -10,8 +10,8 @@ from torch import Tensor
 from rota.engine.model.linear import Projection, projection, tune_gemms
 from rota.engine.quantised import eight_bit
 from rota.engine.quantised.codes import Codes, Scaled
-from rota.engine.quantised.eight_bit import EightBitFloatLinear, in_eight_bit_floats
-from rota.engine.quantised.gpu_four_bit import GpuFourBitLinear
+from rota.engine.quantised.eight_bit import eight_bit_linear, in_eight_bit_floats
+from rota.engine.quantised.gpu_four_bit import four_bit_linear
 from rota.engine.quantised.groups import as_groups, in_codes, stacked
 from rota.engine.quantised.maker import MatrixMaker, Parts, StoredMatrix
 from rota.engine.quantised.matrices import FourBit
@@ -69,11 +69,11 @@ class EightBitFloats(MatrixMaker):
         """Plain weights are read matrix by matrix, so that no more than one lies on the device in full."""
         found = _found(parts)
         if found is None:
-            return EightBitFloatLinear(in_eight_bit_floats(parts.weight()), parts.bias)
+            return eight_bit_linear(in_eight_bit_floats(parts.weight()), parts.bias)
         scaled = [one if isinstance(one, Scaled) else in_eight_bit_floats(one.weights()) for one in found]
         # Torch joins bytes on every device, but not eight-bit floats.
         codes = torch.cat([one.codes.view(torch.uint8) for one in scaled]).view(torch.float8_e4m3fn)
-        return EightBitFloatLinear(Scaled(codes, torch.cat([one.scales for one in scaled])), parts.bias)
+        return eight_bit_linear(Scaled(codes, torch.cat([one.scales for one in scaled])), parts.bias)
 
 
 class FourBitCodes(MatrixMaker):
@@ -98,14 +98,12 @@ class FourBitCodes(MatrixMaker):
             weight = parts.weight()
             found = [in_codes(weight, self._group_size or weight.shape[1])]
         if all(torch.equal(one.groups, found[0].groups) for one in found):
-            return self._linear(joined(found), parts.bias)
+            return four_bit_linear(joined(found), parts.bias, self._dtype)
         # Inputs that each part has in an order of its own: as many products as parts.
         widths = [len(one.codes) for one in found]
         biases = [None] * len(found) if parts.bias is None else parts.bias.split(widths)
-        return SideBySide([self._linear(one, bias) for one, bias in zip(found, biases, strict=True)])
-
-    def _linear(self, codes: Codes, bias: Tensor | None) -> GpuFourBitLinear:
-        return GpuFourBitLinear(codes, bias, self._dtype)
+        pairs = zip(found, biases, strict=True)
+        return SideBySide([four_bit_linear(one, bias, self._dtype) for one, bias in pairs])
 
 
 class FourBitGroups(MatrixMaker):
