@@ -26,7 +26,6 @@ from rota.core.events import (
     SlotState,
 )
 from rota.core.ids import BASE, EngineId
-from rota.core.policy_config import PolicyConfig
 from rota.core.standstill import StoodStill
 from rota.observe.metric_table import METRICS
 from rota.observe.metrics import Metrics
@@ -90,12 +89,12 @@ def test_a_request_leaves_its_times_and_tokens_behind():
 
 
 def test_a_value_on_a_bound_is_in_the_bucket_of_that_bound_and_an_endless_one_in_the_last():
-    metrics = make(policy=PolicyConfig(prefill_delayer_wait_seconds_buckets=(0.5, 1.0)))
-    for waited_s in (0.5, 0.6, math.inf):
+    metrics = make()
+    for waited_s in (2.5, 2.6, math.inf):
         metrics.observe([PrefillsReleased(at=1.0, reason="wait_success", passes=1, waited_s=waited_s)])
     read = scrape(metrics)
 
-    below = [read("rota_prefill_delayer_wait_seconds_bucket", engine="0", le=le) for le in ("0.5", "1.0", "+Inf")]
+    below = [read("rota_prefill_delayer_wait_seconds_bucket", engine="0", le=le) for le in ("2.5", "5.0", "+Inf")]
     assert below == [1, 2, 3]
 
 
@@ -163,7 +162,7 @@ def test_loads_and_evictions_belong_to_their_adapter():
 
 
 def test_drains_and_delays_count_by_what_became_of_them():
-    metrics = make(policy=PolicyConfig(prefill_delayer_forward_passes_buckets=(2.0, 8.0)))
+    metrics = make()
     metrics.observe(
         [
             DrainChanged(at=1.0, victim=1, beneficiary=2, state=DrainState.STARTED),
@@ -180,7 +179,7 @@ def test_drains_and_delays_count_by_what_became_of_them():
     assert read("rota_prefill_delayer_outcomes_total", engine="0", reason="no_wait") == 1
     assert read("rota_prefill_delayer_outcomes_total", engine="0", reason="wait_timeout") == 1
     assert read("rota_prefill_delayer_wait_passes_bucket", engine="0", le="2.0") == 0
-    assert read("rota_prefill_delayer_wait_passes_bucket", engine="0", le="8.0") == 1
+    assert read("rota_prefill_delayer_wait_passes_bucket", engine="0", le="5.0") == 1
     assert read("rota_prefill_delayer_wait_seconds_count", engine="0") == 1
 
 

@@ -213,7 +213,6 @@ def _listen(start: _Start) -> None:
         config=server,
         watchers=[feed] if feed else (),
         on_error=feed.note_error if feed else unheard,
-        policy=config.policy,
         scheduler=config.scheduler,
         on_finish=start.on_finish,
         service_tasks=[KeyWatch(start.source, access.replace_keys).run] if start.source.path else (),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal
 
 from rota.core.errors import ConfigError
@@ -47,13 +46,6 @@ class PolicyConfig:
         "How replicas share what the delayer decides by: 'all-gather' makes every pass wait for all replicas, 'board' "
         "never waits and goes by what the others said last. 'auto' takes 'board'.",
     )
-    prefill_delayer_forward_passes_buckets: tuple[float, ...] = option(
-        (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 50.0, 100.0), "Bounds of the histogram of passes that prompts were held back."
-    )
-    prefill_delayer_wait_seconds_buckets: tuple[float, ...] = option(
-        (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0),
-        "Bounds of the histogram of seconds that prompts were held back.",
-    )
 
     def __post_init__(self) -> None:
         for name in ("lora_rotation_quantum_ms", "lora_max_stall_ms", "prefill_delayer_max_delay_ms"):
@@ -67,11 +59,6 @@ class PolicyConfig:
             value = getattr(self, name)
             if value is not None and not 0.0 < value <= 1.0:
                 raise ConfigError(f"{name} must lie above 0 and at most 1, not {value}.")
-        for name in ("prefill_delayer_forward_passes_buckets", "prefill_delayer_wait_seconds_buckets"):
-            bounds = getattr(self, name)
-            if not bounds or not all(low < high for low, high in pairwise((0.0, *bounds, math.inf))):
-                listed = ", ".join(map(str, bounds))
-                raise ConfigError(f"{name} must be one or more finite numbers above 0, each larger, not [{listed}].")
 
     def _check_threshold(self) -> None:
         threshold_s = self.lora_drain_wait_threshold

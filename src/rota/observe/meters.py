@@ -23,6 +23,9 @@ from rota.observe.metric import Histogram, counter, gauge, histogram
 LATENCIES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 GAPS = (0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
 DURATIONS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+# Of prompts that the prefill delayer held back: in passes, and in seconds.
+DELAY_PASSES = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 50.0, 100.0)
+DELAY_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 # End to end includes the whole answer.
 LIFETIMES = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0)
 
@@ -102,12 +105,11 @@ class EngineMeters:
         "From the order of a copy into a slot until steps may use the slot.",
         DURATIONS,
     )
-    # The config has the bounds of these two.
     delay_passes: Histogram = histogram(
-        "rota_prefill_delayer_wait_passes", "Passes that prompts were held back, if they were.", ()
+        "rota_prefill_delayer_wait_passes", "Passes that prompts were held back, if they were.", DELAY_PASSES
     )
     delay_wait: Histogram = histogram(
-        "rota_prefill_delayer_wait_seconds", "Seconds that prompts were held back, if they were.", ()
+        "rota_prefill_delayer_wait_seconds", "Seconds that prompts were held back, if they were.", DELAY_SECONDS
     )
     computed_tokens: int = counter(
         "rota_computed_prompt_tokens_total", "Prompt tokens computed, also for a second time."

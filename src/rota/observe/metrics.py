@@ -27,7 +27,6 @@ from rota.core.events import (
     SlotState,
 )
 from rota.core.ids import BASE, FIRST_ENGINE, AdapterId, EngineId, RequestId, Slot
-from rota.core.policy_config import PolicyConfig
 from rota.core.standstill import StoodStill
 from rota.observe.journey import Journey, OnEnd, TraceHeaders
 from rota.observe.meters import (
@@ -41,7 +40,6 @@ from rota.observe.meters import (
     TrafficMeters,
     count,
 )
-from rota.observe.metric import Histogram
 
 
 class Metrics:
@@ -51,19 +49,16 @@ class Metrics:
         self,
         name_of: Callable[[AdapterId], str | None],
         most_adapters: int = MOST_ADAPTERS,
-        policy: PolicyConfig | None = None,
         on_end: OnEnd | None = None,
         most_keys: int = MOST_KEYS,
         engines: Iterable[EngineId] = (FIRST_ENGINE,),
         traffic: TrafficMeters | None = None,
     ) -> None:
-        """`policy` has the buckets of the prefill delayer's histograms."""
         self.name_of = name_of  # the name by which clients ask for an adapter; None once the adapter is unloaded
         self._on_end = on_end
         self._labels = {BASE: BASE_LABEL}
         self._places = Places(most_adapters, AdapterMeters, always=(BASE_LABEL,))
         self._keys = Places(most_keys, KeyMeters)
-        self._policy = policy or PolicyConfig()
         self.engines: dict[EngineId, EngineMeters] = {}
         self.meet(engines)
         self.connections = ConnectionMeters()  # changed by the server that listens
@@ -271,10 +266,7 @@ class Metrics:
     def _engine(self, engine_id: EngineId) -> EngineMeters:
         meters = self.engines.get(engine_id)
         if meters is None:
-            meters = self.engines[engine_id] = EngineMeters(
-                delay_passes=Histogram(self._policy.prefill_delayer_forward_passes_buckets),
-                delay_wait=Histogram(self._policy.prefill_delayer_wait_seconds_buckets),
-            )
+            meters = self.engines[engine_id] = EngineMeters()
         return meters
 
     def _drain_changed(self, event: DrainChanged) -> None:

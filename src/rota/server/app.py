@@ -16,7 +16,6 @@ from starlette.types import ASGIApp
 from rota.core.config import SchedulerConfig, ServerConfig
 from rota.core.events import Finished
 from rota.core.ids import RequestId
-from rota.core.policy_config import PolicyConfig
 from rota.core.request import Request
 from rota.extensions import DIALECTS, found
 from rota.observe.journey import Journey, OnEnd
@@ -91,7 +90,6 @@ def create_app(
     access: Access | None = None,
     config: ServerConfig | None = None,
     watchers: Sequence[Observer] = (),
-    policy: PolicyConfig | None = None,
     scheduler: SchedulerConfig | None = None,
     on_finish: Sequence[OnEnd] = (),
     service_tasks: Sequence[ServiceTask] = (),
@@ -107,7 +105,7 @@ def create_app(
     """
     config, access = config or ServerConfig(), access or Access(registry)
     traffic = _traffic(service, registry, config, access, lambda request: streams.open([request]))
-    metrics = _metrics(service, registry, config, policy, _each(log_end, traffic.ended, *on_finish), traffic)
+    metrics = _metrics(service, registry, config, _each(log_end, traffic.ended, *on_finish), traffic)
     access.admission.watch(metrics.limit_met)
     adapters = AdapterManager(service, registry, unload_timeout_s, elsewhere.locate, config.reload_changed)
     answers, spool = OpenAnswers(partial(_note, metrics, traffic.shadows)), Spool()
@@ -165,13 +163,12 @@ def _metrics(
     service: Service,
     registry: Registry,
     config: ServerConfig,
-    policy: PolicyConfig | None,
     on_end: OnEnd,
     traffic: Traffic,
 ) -> Metrics:
     engines = [engine.engine_id for engine in service.state.engines]
     most_adapters, most_keys = config.metrics_max_adapters, config.metrics_max_keys
-    return Metrics(registry.name_of, most_adapters, policy, on_end, most_keys, engines, traffic.meters)
+    return Metrics(registry.name_of, most_adapters, on_end, most_keys, engines, traffic.meters)
 
 
 def _application(
