@@ -137,17 +137,15 @@ def refuse(reason: str) -> RequestError:
     return RequestError(Fault(FaultCode.ENGINE_DIED, reason))
 
 
-class InProcessService:
-    """The loop in a thread of this process, for tests and for programs that want no second process."""
+class EngineService:
+    """What a service of one engine has, wherever that runs: its state, and what it owes."""
 
-    def __init__(self, build_device: BuildDevice, config: EngineConfig) -> None:
-        self._build_device = build_device
+    def __init__(self, config: EngineConfig) -> None:
         self._config = config
-        self._inbox = ThreadInbox()
         self._board = StateBoard()
-        self._promises = Promises(config.engine_id)
+        # Guards open requests together with their engine: a request belongs to one engine process only.
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._promises = Promises(config.engine_id)
 
     @property
     def state(self) -> ServiceState:
@@ -157,13 +155,42 @@ class InProcessService:
         return self._board.wait_until_ready(timeout_s)
 
     def start(self, deliver: Deliver) -> None:
-        self._thread = threading.Thread(target=self._serve, args=(deliver,), name="rota-engine", daemon=True)
+        self._deliver = deliver
+
+    def _refuse_when_down(self) -> None:
+        if self.state.phase is ServicePhase.DOWN:
+            raise refuse(self.state.reason)
+
+    def _on_events(self, events: list[Event]) -> None:
+        with self._lock:
+            self._promises.note_events(events)
+        self._board.note_events(events)
+        self._deliver(events)
+
+    def _go_down(self, reason: str) -> None:
+        with self._lock:
+            self._board.set(ServiceState(phase=ServicePhase.DOWN, reason=reason))
+            failed = self._promises.break_all(reason)
+        self._deliver(failed)  # if nothing failed too: the state has changed
+
+
+class InProcessService(EngineService):
+    """The loop in a thread of this process, for tests and for programs that want no second process."""
+
+    def __init__(self, build_device: BuildDevice, config: EngineConfig) -> None:
+        super().__init__(config)
+        self._build_device = build_device
+        self._inbox = ThreadInbox()
+        self._thread: threading.Thread | None = None
+
+    def start(self, deliver: Deliver) -> None:
+        super().start(deliver)
+        self._thread = threading.Thread(target=self._serve, name="rota-engine", daemon=True)
         self._thread.start()
 
     def send(self, message: Message) -> None:
         with self._lock:
-            if self.state.phase is ServicePhase.DOWN:
-                raise refuse(self.state.reason)
+            self._refuse_when_down()
             self._promises.note_message(message)
             self._inbox.post(message)
 
@@ -172,25 +199,16 @@ class InProcessService:
         if self._thread:
             self._thread.join()
 
-    def _serve(self, deliver: Deliver) -> None:
-        def emit(events: list[Event]) -> None:
-            with self._lock:
-                self._promises.note_events(events)
-            self._board.note_events(events)
-            deliver(events)
-
+    def _serve(self) -> None:
         try:
             device = self._build_device()
             scheduler = Scheduler.from_config(self._config, device.capacity)
             self._board.set(ServiceState(phase=ServicePhase.READY, capacity=device.capacity, start=stages_of(device)))
-            run(scheduler, LiveWorld(device, self._inbox), emit, self._config.scheduler.overlap_depth)
+            run(scheduler, LiveWorld(device, self._inbox), self._on_events, self._config.scheduler.overlap_depth)
             reason = "The engine was stopped."
         except Exception as error:  # the border of a thread: all waiting clients must hear of any failure
             reason = explain(error)
-        with self._lock:
-            self._board.set(ServiceState(phase=ServicePhase.DOWN, reason=reason))
-            failed = self._promises.break_all(reason)
-        deliver(failed)  # if nothing failed too: the state has changed
+        self._go_down(reason)
 
 
 def explain(error: Exception) -> str:

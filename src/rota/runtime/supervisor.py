@@ -14,16 +14,14 @@ from typing import Any, Protocol
 import zmq
 
 from rota.core.adapter import Adapter
-from rota.core.capacity import Capacity
 from rota.core.config import EngineConfig, FirstAdapters
 from rota.core.errors import Fault
-from rota.core.events import EngineRestarted, Event
+from rota.core.events import EngineRestarted
 from rota.core.messages import AddAdapter, Message
 from rota.core.stages import AutotuneResult, stage_fields
 from rota.runtime.blame import Blame
 from rota.runtime.process import EngineProcess
-from rota.runtime.promises import Promises
-from rota.runtime.service import BuildDevice, Deliver, ServicePhase, ServiceState, StateBoard, explain, refuse
+from rota.runtime.service import BuildDevice, Deliver, EngineService, ServicePhase, ServiceState, explain
 from rota.runtime.timeouts import EngineTimeouts
 from rota.runtime.watch import Death, OnEvents, OnReady, OnWaiting
 from rota.runtime.wire import First, Ready, Record, Stop
@@ -84,7 +82,7 @@ class AdapterLook:
 NewEngine = Callable[[zmq.Context[zmq.Socket[bytes]], BuildDevice, EngineConfig], SupervisedEngine]
 
 
-class SupervisedService:
+class SupervisedService(EngineService):
     """The engine in its own process, started again whenever it dies or hangs.
 
     Requests that come during a start wait for it: a restart takes seconds, and to wait is easier for a client than to
@@ -105,42 +103,30 @@ class SupervisedService:
 
         Engines that may be given the same adapters share their `blame`.
         """
+        super().__init__(config)
         self._first = first
         self._blame = blame or Blame()
         self._make_engine = new_engine
         self._build_device = build_device
-        self._config = config
         self._timeouts = timeouts or EngineTimeouts()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._board = StateBoard()
-        # Guards open requests together with their engine: a request belongs to one engine process only.
-        self._lock = threading.Lock()
-        self._promises = Promises(config.engine_id)
         self._stopping = threading.Event()
         self._was_ever_ready = False
         self._autotuned: tuple[AutotuneResult, ...] = ()  # what the last engine has tried out
 
     @property
-    def state(self) -> ServiceState:
-        return self._board.state
-
-    @property
     def engine_pid(self) -> int | None:
         return self._engine.pid
 
-    def wait_until_ready(self, timeout_s: float | None = None) -> Capacity:
-        return self._board.wait_until_ready(timeout_s)
-
     def start(self, deliver: Deliver) -> None:
-        self._deliver = deliver
+        super().start(deliver)
         self._engine = self._new_engine()
         self._thread = threading.Thread(target=self._serve, name="rota-supervisor", daemon=True)
         self._thread.start()
 
     def send(self, message: Message) -> None:
         with self._lock:
-            if self.state.phase is ServicePhase.DOWN:
-                raise refuse(self.state.reason)
+            self._refuse_when_down()
             if isinstance(message, AddAdapter):
                 message = self._blame.judged(message)
             self._promises.note_message(message)
@@ -233,12 +219,6 @@ class SupervisedService:
             LOG.warning("The engine has no place to run.", extra={"fields": fields})
         self._deliver([])  # the state has changed
 
-    def _on_events(self, events: list[Event]) -> None:
-        with self._lock:
-            self._promises.note_events(events)
-        self._board.note_events(events)
-        self._deliver(events)
-
     def _replace_engine(self, death: Death, culprit: Adapter | None) -> None:
         """End the dead engine's open requests; from now on messages wait in the next engine's socket."""
         new = self._new_engine()  # without the lock: it may have to wait for a spare's answer
@@ -283,11 +263,8 @@ class SupervisedService:
         self._go_down(reason)
 
     def _go_down(self, reason: str) -> None:
-        with self._lock:
-            self._board.set(ServiceState(phase=ServicePhase.DOWN, reason=reason))
-            failed = self._promises.break_all(reason)
         try:
-            self._deliver(failed)
+            super()._go_down(reason)
         finally:  # from here on nothing is sent, so this needs no lock
             self._engine.close()
             self._context.destroy(linger=0)  # also the sockets of an engine that failed during its start
