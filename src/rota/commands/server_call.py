@@ -52,6 +52,23 @@ def call(
         raise CallError(f"The server at {url} cannot be reached, or has gone: {reason}.") from None
 
 
+def ask(
+    url: str,
+    api_key: str | None,
+    path: str,
+    body: dict[str, Any] | None = None,
+    timeout_s: float = LOOK_S,
+    method: str | None = None,
+) -> dict[str, Any]:
+    """The JSON that a server of Rota's answers a `call` with. Raises CallError."""
+    with call(url, api_key, path, body, timeout_s, method) as response:
+        answer = response.read()
+    try:
+        return dict(json.loads(answer))
+    except (ValueError, TypeError):
+        raise CallError(f"What answers at {url} is no Rota server.") from None
+
+
 def sentence_of(body: bytes) -> str:
     """The sentence in an error's body: OpenAI's shape, or any other with a message."""
     try:
