@@ -9,7 +9,7 @@ import typer
 from docs.generate.tables import code, table
 from rota.bench.config import BenchConfig
 from rota.cli import make_app
-from rota.commands.chat.config import ChatConfig
+from rota.commands.chat.command import ChatConfig
 from rota.commands.demo import DemoConfig
 from rota.commands.serve import SERVE_CONFIGS, serve_model
 from rota.commands.simulate import SimulateConfig

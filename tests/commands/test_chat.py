@@ -19,8 +19,7 @@ import httpx
 import pytest
 
 from rota.cli import main
-from rota.commands.chat.command import chat
-from rota.commands.chat.config import ChatConfig
+from rota.commands.chat.command import ChatConfig, chat
 from rota.commands.chat.talk import AnswerClock, AnswerPiece
 from rota.server.access.keys import Key, KeyRing, digest_of
 from tests.fakes import FakeDevice, alphabet

@@ -15,34 +15,6 @@ from rota.core.options import option
 from rota.core.policy_config import PolicyConfig
 from rota.core.standstill import STANDSTILL_S
 
-# ── source config ───────────────────────────────────────────────────────────────────────────────────────────────────
-# Sources are places besides folders from which adapters come, with a cache on disk before them.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceConfig:
-    """Where adapters of sources are kept."""
-
-    adapter_cache_dir: str | None = option(
-        None,
-        "The folder that keeps adapters of s3://, gs://, az:// and hf:// on disk; left out: rota/adapters in "
-        "XDG_CACHE_HOME, or in ~/.cache.",
-    )
-    adapter_cache_gb: float = option(
-        20.0, "Largest size of that folder in GB; the adapters that were read longest ago leave first."
-    )
-
-    lora_resolver: str | None = option(
-        None,
-        "A folder or an address. A request for a NAME that is not loaded loads the adapter at NAME below it first. "
-        "Left out: such a request is refused.",
-    )
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.adapter_cache_gb < math.inf:
-            raise ConfigError(f"adapter_cache_gb must be a finite number above 0, not {self.adapter_cache_gb}.")
-
-
 # ── listen config ───────────────────────────────────────────────────────────────────────────────────────────────────
 # Listening says where clients reach the server, from which sites, and how much a connection may take.
 
@@ -115,52 +87,6 @@ def _check_origin(origin: str) -> None:
             f"allowed_origins has '{origin}'; give origins as browsers send them, for example https://chat.example or "
             "http://localhost:3000."
         )
-
-
-# ── show config ─────────────────────────────────────────────────────────────────────────────────────────────────────
-# Showing says what the server tells of itself: metrics, traces, journals and logs.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShowConfig(ListenConfig):
-    """Metrics, traces, journals and logs of a server."""
-
-    metrics_max_adapters: int = option(
-        50, "Adapters with metrics of their own; further adapters count as 'other' while no place is free."
-    )
-    metrics_max_keys: int = option(
-        50, "Keys with metrics of their own; further keys count as 'other' while no place is free."
-    )
-    picker_metrics: bool = option(
-        True, "Also the totals that the endpoint picker of Kubernetes reads, under vLLM's names, in /metrics."
-    )
-    metrics_port: int | None = option(
-        None, "A second port for /metrics and the health probes alone, without keys and TLS; 0 picks a free one."
-    )
-    metrics_host: str = option(
-        "127.0.0.1", "The address of metrics_port; every client that reaches it sees the names of adapters and keys."
-    )
-    journal_dir: str | None = option(
-        None, "A folder of journals (.jsonl) that the dashboard replays by name: /dashboard?journal=run.jsonl."
-    )
-    otel: bool = option(
-        False,
-        "Send a trace of every request to an OpenTelemetry collector, as the OTEL_* variables say; needs rota[otel].",
-    )
-    log_format: Literal["text", "json"] = option(
-        "text", "How log lines on stderr look; with 'json' every line there is a JSON object, also a library's."
-    )
-    log_level: Literal["debug", "info", "warning", "error"] = option(
-        "info", "The lowest level that is logged; 'info' has a line for every request."
-    )
-
-    def __post_init__(self) -> None:
-        ListenConfig.__post_init__(self)  # not super(): see ServerConfig
-        for name in ("metrics_max_adapters", "metrics_max_keys"):
-            if (value := getattr(self, name)) < 0:
-                raise ConfigError(f"{name} must be at least 0, not {value}.")
-        if self.metrics_port and self.metrics_port == self.port:
-            raise ConfigError(f"metrics_port and port are both {self.port}; give metrics_port another number.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,9 +219,22 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoraConfig(SourceConfig):
-    """Which adapters, how many at a time, and how large."""
+class LoraConfig:
+    """Which adapters, from where, how many at a time, and how large."""
 
+    adapter_cache_dir: str | None = option(
+        None,
+        "The folder that keeps adapters of s3://, gs://, az:// and hf:// on disk; left out: rota/adapters in "
+        "XDG_CACHE_HOME, or in ~/.cache.",
+    )
+    adapter_cache_gb: float = option(
+        20.0, "Largest size of that folder in GB; the adapters that were read longest ago leave first."
+    )
+    lora_resolver: str | None = option(
+        None,
+        "A folder or an address. A request for a NAME that is not loaded loads the adapter at NAME below it first. "
+        "Left out: such a request is refused.",
+    )
     lora_paths: tuple[str, ...] = option(
         (),
         "Adapters to start with, one or more: PATH, NAME=PATH, or JSON with lora_name, lora_path, pinned and weight. "
@@ -335,7 +274,8 @@ class LoraConfig(SourceConfig):
     )
 
     def __post_init__(self) -> None:
-        SourceConfig.__post_init__(self)
+        if not 0.0 < self.adapter_cache_gb < math.inf:
+            raise ConfigError(f"adapter_cache_gb must be a finite number above 0, not {self.adapter_cache_gb}.")
         parse_lora_paths(self.lora_paths)
         if self.max_lora_rank != "auto":
             _at_least("max_lora_rank", self.max_lora_rank, 1)
@@ -353,9 +293,37 @@ class LoraConfig(SourceConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerConfig(ShowConfig):
+class ServerConfig(ListenConfig):
     """Where the server listens, what it shows, which clients it lets in, and how long it waits."""
 
+    metrics_max_adapters: int = option(
+        50, "Adapters with metrics of their own; further adapters count as 'other' while no place is free."
+    )
+    metrics_max_keys: int = option(
+        50, "Keys with metrics of their own; further keys count as 'other' while no place is free."
+    )
+    picker_metrics: bool = option(
+        True, "Also the totals that the endpoint picker of Kubernetes reads, under vLLM's names, in /metrics."
+    )
+    metrics_port: int | None = option(
+        None, "A second port for /metrics and the health probes alone, without keys and TLS; 0 picks a free one."
+    )
+    metrics_host: str = option(
+        "127.0.0.1", "The address of metrics_port; every client that reaches it sees the names of adapters and keys."
+    )
+    journal_dir: str | None = option(
+        None, "A folder of journals (.jsonl) that the dashboard replays by name: /dashboard?journal=run.jsonl."
+    )
+    otel: bool = option(
+        False,
+        "Send a trace of every request to an OpenTelemetry collector, as the OTEL_* variables say; needs rota[otel].",
+    )
+    log_format: Literal["text", "json"] = option(
+        "text", "How log lines on stderr look; with 'json' every line there is a JSON object, also a library's."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = option(
+        "info", "The lowest level that is logged; 'info' has a line for every request."
+    )
     served_model_name: str | None = option(None, "The model's name to clients; left out: its folder's name.")
     api_key: tuple[str, ...] = option((), "A key that may do everything; may be repeated.")
     api_key_file: str | None = option(None, "A TOML file with keys and the rights of each.")
@@ -395,7 +363,12 @@ class ServerConfig(ShowConfig):
 
     def __post_init__(self) -> None:
         # Not super(): a dataclass with slots is made anew, and super() has the old class.
-        ShowConfig.__post_init__(self)
+        ListenConfig.__post_init__(self)
+        for name in ("metrics_max_adapters", "metrics_max_keys"):
+            if (value := getattr(self, name)) < 0:
+                raise ConfigError(f"{name} must be at least 0, not {value}.")
+        if self.metrics_port and self.metrics_port == self.port:
+            raise ConfigError(f"metrics_port and port are both {self.port}; give metrics_port another number.")
         _at_least("max_body_mb", self.max_body_mb, 1)
         _at_least("max_adapter_body_mb", self.max_adapter_body_mb, 1)
         if not 0.0 < self.stream_keep_alive < math.inf:
