@@ -29,8 +29,8 @@ from torch.nn.attention.bias import causal_lower_right
 
 from rota.engine.attention.triton_attention import DecodeTuning, PrefillTuning, TritonAttention
 from rota.engine.layer_cache import LayerCache, from_eight_bits, in_eight_bits_together, writable
-from rota.engine.ops import reference
 from rota.engine.ops.fused import FusedOperations
+from rota.engine.ops.reference import Operations
 from rota.engine.step.device_step import DeviceStep, PrefillPart, int32
 
 DEVICE = "cuda"
@@ -184,7 +184,7 @@ def check_operations(eight: bool, dtype: torch.dtype, head_dim: int, with_norms:
     slots = torch.randperm(9 * block_size, device=DEVICE)[:tokens]
     where = token_step(positions, slots)
 
-    def results(ops: Any, cast: torch.dtype) -> list[Tensor]:
+    def results(ops: Operations, cast: torch.dtype) -> list[Tensor]:
         norms = (norm[0].to(cast), norm[1].to(cast), 1e-5) if with_norms else None
         kept = cache(9, kv_heads, block_size, head_dim, cast, eight)
         for each in (kept.keys, kept.values):
@@ -194,7 +194,7 @@ def check_operations(eight: bool, dtype: torch.dtype, head_dim: int, with_norms:
         added = ops.add_rms_norm(x.to(cast, copy=True), residual.to(cast, copy=True), weight.to(cast), 1e-5)
         return [query, *read(kept), normed, *added, ops.silu_multiply(gate_up.to(cast))]
 
-    pairs = zip(results(FUSED, dtype), results(reference, torch.float32), strict=True)
+    pairs = zip(results(FUSED, dtype), results(Operations(), torch.float32), strict=True)
     what = f"operations, head_dim {head_dim}, {'with' if with_norms else 'no'} norms, {dtype}"
     # A number that the two round to different codes is a step apart.
     return (

@@ -119,25 +119,22 @@ BATCHES = {
 }
 
 
-class ShapedOperations:
+class ShapedOperations(FusedOperations):
     """A way's operations: in its shapes where a product is open."""
 
     def __init__(self, way: Way) -> None:
+        super().__init__(way.rounds)
         self._shapes = way.shapes
-        self._plain = FusedOperations(way.rounds)
-
-    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        return self._plain.rms_norm(x, weight, epsilon)
 
     def add_rms_norm(self, x: Output, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
         if isinstance(x, DeferredLora):
             return with_adapters.add_rms_norm(x, residual, weight, epsilon, self._shapes)
-        return self._plain.add_rms_norm(x, residual, weight, epsilon)
+        return super().add_rms_norm(x, residual, weight, epsilon)
 
     def silu_multiply(self, gate_up: Output) -> Tensor:
         if isinstance(gate_up, DeferredLora):
             return with_adapters.silu_multiply(gate_up, self._shapes)
-        return self._plain.silu_multiply(gate_up)
+        return super().silu_multiply(gate_up)
 
     def rotate_and_store(
         self,
@@ -149,7 +146,7 @@ class ShapedOperations:
     ) -> Tensor:
         if isinstance(qkv, DeferredLora):
             return with_adapters.rotate_and_store(qkv, rotary, step, cache, norms, self._shapes)
-        return self._plain.rotate_and_store(qkv, rotary, step, cache, norms)
+        return super().rotate_and_store(qkv, rotary, step, cache, norms)
 
 
 class Layers:

@@ -18,7 +18,7 @@ from rota.engine.engine import Engine
 from rota.engine.families.decoder import Kernels
 from rota.engine.families.table import make_model, read_spec
 from rota.engine.kv_cache import CacheShape, KVCache
-from rota.engine.ops import reference
+from rota.engine.ops.reference import Operations
 from rota.engine.step.frames import DECODE_STEP, MOST_CHUNKS, PromptRoom, StepFrame, mixed_frame, mixed_frames
 from rota.engine.step.graphs import StepGraphs
 from rota.engine.step.results import Computed
@@ -89,7 +89,7 @@ def make_engine(folder: Path) -> Engine:
     device, attention = torch.device(DEVICE), load("rota.engine.attention.triton_attention")
     spec = read_spec(folder)
     weights = load_weights(folder, spec, device, torch.float32, quiet=True)
-    model = make_model(spec, weights, Kernels(reference, attention.TritonAttention(spec.attention_scale)))
+    model = make_model(spec, weights, Kernels(Operations(), attention.TritonAttention(spec.attention_scale)))
     shape = CacheShape(spec.layers, spec.kv_heads, spec.head_dim, BLOCK_SIZE, torch.float32)
     return Engine(
         model,

@@ -107,9 +107,9 @@ class Story:
 
     def step(self, logits: Tensor, rows: list[int], lengths: list[int]) -> list[int]:
         guided = self._guides.of([Row(row) for row in rows])
-        guidance = self._guides.guidance(guided, len(rows))
+        masks, _ = self._guides.guidance(guided, len(rows))
         on_device = (torch.tensor(each, dtype=torch.int32, device=DEVICE) for each in (rows, lengths))
-        sampled = self._sampler.sample(logits.to(DEVICE), *on_device, np.array(rows), guidance.masks)
+        sampled = self._sampler.sample(logits.to(DEVICE), *on_device, np.array(rows), masks)
         tokens = sampled.tokens
         if sampled.is_stuck is not None:
             tokens = tokens.masked_fill(sampled.is_stuck, NO_CHOICE)

@@ -35,9 +35,8 @@ from rota.engine.lora.layout import fused_rows
 from rota.engine.lora.loader import checkpoint_reader
 from rota.engine.lora.reference import StackedProjector, add_with_gain_bias, project_with_lora
 from rota.engine.model.sites import site_shapes
-from rota.engine.ops import reference
 from rota.engine.ops.cpu import CPUOperations
-from rota.engine.ops.protocol import Operations
+from rota.engine.ops.reference import Operations
 from rota.engine.parallel.gpu_group import join
 from rota.engine.parallel.group import ONE_RANK, RankGroup
 from rota.engine.step.frames import DECODE_STEP, PromptRoom
@@ -276,7 +275,7 @@ def _kernels(chosen: Choices) -> tuple[Operations, Attention]:
         from rota.engine.attention.triton_attention import TritonAttention
 
         return _fused(chosen), TritonAttention(spec.attention_scale)
-    return CPUOperations() if device.type == "cpu" else reference, TorchAttention(spec.attention_scale)
+    return CPUOperations() if device.type == "cpu" else Operations(), TorchAttention(spec.attention_scale)
 
 
 def _fused(chosen: Choices) -> Operations:

@@ -19,7 +19,7 @@ from torch import Tensor
 from rota.core.plan import NO_CHOICE, NO_TOKEN, Seat, StepPlan, StepResult
 from rota.engine.families.decoder import Decoder
 from rota.engine.parallel.group import RankGroup
-from rota.engine.sampling.guides import Guidance, Guided, Guides
+from rota.engine.sampling.guides import Faults, Guided, Guides
 from rota.engine.sampling.masks import Masks
 from rota.engine.sampling.sampler import Sampler
 from rota.engine.sampling.scores import pool, score, tokens_at_once
@@ -30,8 +30,6 @@ from rota.engine.step.inputs import Rows
 from rota.engine.step.results import Computed, Sampled
 
 NO_TOKENS = Sampled(torch.empty(0, dtype=torch.int64))
-NO_GUIDANCE = Guidance(None, ())
-Faults = tuple[tuple[int, str], ...]  # by position
 
 
 class Ticket:
@@ -136,12 +134,12 @@ class Drawing:
 
     def _draw_step(self, ticket: Ticket, step: DrawnStep) -> None:
         rows = len(step.plan.sampled_rows)
-        guidance = self.guides.guidance(ticket.guided, rows) if ticket.guided else NO_GUIDANCE
-        sampled = self._read(step, self._sample(step, guidance.masks))
+        masks, faults = self.guides.guidance(ticket.guided, rows) if ticket.guided else (None, ())
+        sampled = self._read(step, self._sample(step, masks))
         if step.lost:
             lost = torch.tensor(step.lost).to(self._device)
             sampled = replace(sampled, tokens=sampled.tokens.index_fill(0, lost, NO_TOKEN))
-        ticket.complete(sampled, self._device, guidance.faults)
+        ticket.complete(sampled, self._device, faults)
 
     def _sample(self, step: DrawnStep, masks: Masks | None) -> Sampled:
         """The tokens of the plan's rows: as computed if all are greedy, else as each row's request asks."""

@@ -21,7 +21,7 @@ from rota.engine.lora.layout import SiteFactors
 from rota.engine.model.linear import Projection
 from rota.engine.model.sites import SITES, site_shapes
 from rota.engine.ops.cpu import CPUOperations
-from rota.engine.parallel.group import OneRank
+from rota.engine.parallel.group import RankGroup
 from rota.engine.step.device_step import DeviceStep, LoraBatch, PrefillPart, int32
 from rota.engine.weights.load import dummy_weights
 
@@ -56,10 +56,6 @@ class Spy(CPUOperations):
         return super().rotate_and_store(self._note(qkv, "rotate"), *others)
 
 
-class TwoRanks(OneRank):
-    size = 2
-
-
 def opened(tmp_path: Path, step: DeviceStep, architecture: str = "LlamaForCausalLM", group=None) -> list[str]:
     """Which operations of one layer get an open product; every product's adapters must be added once."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"architectures": [architecture]}))
@@ -70,7 +66,7 @@ def opened(tmp_path: Path, step: DeviceStep, architecture: str = "LlamaForCausal
         factors = SiteFactors(shapes[site], x, x, x)
         return DeferredLora(y=projection(x), shrunk=x, factors=factors, batch=batch, add=lambda *_: added.append(site))
 
-    kernels = Kernels(spy, TorchAttention(spec.attention_scale), project, group or OneRank(), open_sites=ALL)
+    kernels = Kernels(spy, TorchAttention(spec.attention_scale), project, group or RankGroup(), open_sites=ALL)
     size = (2, spec.kv_heads, 8, spec.head_dim)
     cache = [LayerCache(torch.zeros(size), torch.zeros(size))]
     make_model(spec, dummy_weights(spec, CPU, torch.float32), kernels).forward(step, cache)
@@ -106,7 +102,7 @@ def test_a_step_without_adapters_has_nothing_open(tmp_path):
 
 
 def test_what_ranks_sum_is_closed_before_the_sum(tmp_path):
-    assert opened(tmp_path, decodes(2), group=TwoRanks()) == ["rotate", "silu"]
+    assert opened(tmp_path, decodes(2), group=RankGroup(size=2)) == ["rotate", "silu"]
 
 
 @pytest.mark.parametrize(

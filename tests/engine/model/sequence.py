@@ -11,9 +11,8 @@ from rota.engine.attention.torch_attention import TorchAttention
 from rota.engine.families.decoder import Kernels
 from rota.engine.families.table import make_model, read_spec
 from rota.engine.layer_cache import LayerCache
-from rota.engine.ops import reference
 from rota.engine.ops.cpu import CPUOperations
-from rota.engine.ops.protocol import Operations
+from rota.engine.ops.reference import Operations
 from rota.engine.quantised.maker import MatrixMaker
 from rota.engine.step.device_step import DeviceStep, PrefillPart, int32
 from rota.engine.weights.load import load_weights
@@ -21,7 +20,7 @@ from rota.engine.weights.load import load_weights
 BLOCK_SIZE = 8
 PAGES = 32
 CPU = torch.device("cpu")
-FAMILIES_OF_OPERATIONS: dict[str, Operations] = {"reference": reference, "cpu": CPUOperations()}
+FAMILIES_OF_OPERATIONS: dict[str, Operations] = {"reference": Operations(), "cpu": CPUOperations()}
 
 
 class Sequences:

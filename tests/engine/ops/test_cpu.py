@@ -11,9 +11,11 @@ from rota.engine.kv_cache import CacheShape, KVCache
 from rota.engine.layer_cache import EIGHT_BITS, LayerCache, from_eight_bits
 from rota.engine.lora.batch import make_batch
 from rota.engine.model.rotary import RotarySpec, rotary_table
-from rota.engine.ops import reference
 from rota.engine.ops.cpu import CPUOperations
+from rota.engine.ops.reference import Operations
 from rota.engine.step.device_step import DeviceStep, int32
+
+reference = Operations()
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 6, 2, 16, 8
 BOUNDS = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}

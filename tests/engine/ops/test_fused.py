@@ -8,10 +8,11 @@ from torch import Tensor
 
 from rota.engine.kv_cache import CacheShape, KVCache
 from rota.engine.layer_cache import EIGHT_BITS, LayerCache, from_eight_bits
-from rota.engine.ops import reference
+from rota.engine.ops.reference import Operations
 from rota.engine.step.device_step import DeviceStep, int32
 from tests.engine.triton_interpreter import DEVICE, load
 
+reference = Operations()
 fused = load("rota.engine.ops.fused").FusedOperations()
 
 BOUNDS = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 6e-3}

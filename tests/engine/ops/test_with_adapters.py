@@ -12,12 +12,13 @@ from torch import Tensor
 from rota.engine.layer_cache import EIGHT_BITS, LayerCache, from_eight_bits
 from rota.engine.lora.batch import BatchFrame
 from rota.engine.lora.deferred import DeferredLora
-from rota.engine.ops import reference
+from rota.engine.ops.reference import Operations
 from rota.engine.step.device_step import DeviceStep, int32
 from tests.engine.lora.site_numbers import with_gain_bias
 from tests.engine.ops.open_products import open_product
 from tests.engine.triton_interpreter import DEVICE, load
 
+reference = Operations()
 fused = load("rota.engine.ops.fused").FusedOperations()
 
 BOUNDS = {torch.float32: 2e-6, torch.bfloat16: 1e-2}

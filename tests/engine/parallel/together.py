@@ -16,11 +16,11 @@ from tests.waiting import TIMEOUT_S
 Result = TypeVar("Result")
 
 
-class ThreadRank:
+class ThreadRank(RankGroup):
     """One rank among threads that meet at a barrier."""
 
     def __init__(self, rank: int, given: list[Tensor | None], barrier: threading.Barrier) -> None:
-        self.rank, self.size = rank, len(given)
+        super().__init__(rank, len(given))
         self._given, self._barrier = given, barrier
 
     def gather(self, x: Tensor) -> Tensor:
@@ -38,9 +38,6 @@ class ThreadRank:
 
     def least(self, number: int) -> int:
         return int(self.gather(torch.tensor(number)).min())
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 def together(size: int, part: Callable[[RankGroup], Result]) -> list[Result]:

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from rota.engine.layer_cache import LayerCache, in_eight_bits_together, writable
 from rota.engine.lora.deferred import Output, closed
-from rota.engine.ops import reference
+from rota.engine.ops.reference import Operations, storable
 from rota.engine.step.device_step import DeviceStep
 
 
@@ -23,7 +23,7 @@ class _StepRotation:
     places: Tensor  # [tokens * kv_heads], in the cache as lines of head_dim numbers
 
 
-class CPUOperations:
+class CPUOperations(Operations):
     """One model's operations; the newest step is known by identity, so its tensors must not change meanwhile."""
 
     def __init__(self) -> None:
@@ -65,14 +65,14 @@ class CPUOperations:
         heads = qkv.view(qkv.shape[0], -1, 2, head_dim // 2)
         query_key, value = heads[:, :-kv_heads], heads[:, -kv_heads:]
         if norms is not None:
-            query_key = _normed(query_key.flatten(2), kv_heads, norms).view(query_key.shape)
+            query_key = self._normed(query_key.flatten(2), kv_heads, norms).view(query_key.shape)
         # (a, b) rotated is (a, b) · cosine + (b, a) · (-sine, sine).
         rotated = torch.addcmul(query_key * rotation.cosine, query_key.flip(2), rotation.sine).flatten(2)
         # Without adapters the values are finite: the weights are, and these precisions have the range.
         is_finite = step.lora is None and qkv.dtype is not torch.float16
         key, value = rotated[:, -kv_heads:], value.flatten(2)
         if not is_finite:
-            key, value = reference.storable(key), reference.storable(value)
+            key, value = storable(key), storable(value)
         if cache.scales is not None:
             key, value, scales = in_eight_bits_together(key, value)
             cache.scales.view(-1, 2).index_copy_(0, rotation.places, scales.flatten(0, 1))
@@ -81,6 +81,13 @@ class CPUOperations:
             lines.index_copy_(0, rotation.places, stored)
         return rotated[:, :-kv_heads]
 
+    def _normed(self, heads: Tensor, kv_heads: int, norms: tuple[Tensor, Tensor, float]) -> Tensor:
+        query_norm, key_norm, epsilon = norms
+        query, key = heads[:, :-kv_heads], heads[:, -kv_heads:]
+        return torch.cat(
+            (super().rms_norm(query, query_norm, epsilon), super().rms_norm(key, key_norm, epsilon)), dim=1
+        )
+
 
 def _step_rotation(step: DeviceStep, rotary: Tensor, keys: Tensor, dtype: torch.dtype) -> _StepRotation:
     kv_heads, block_size, head_dim = keys.shape[1:]
@@ -88,11 +95,3 @@ def _step_rotation(step: DeviceStep, rotary: Tensor, keys: Tensor, dtype: torch.
     blocks, offsets = step.addresses[:, None] // block_size, step.addresses[:, None] % block_size
     places = (blocks * kv_heads + torch.arange(kv_heads)) * block_size + offsets
     return _StepRotation(torch.cat((cosine, cosine), 2), torch.cat((-sine, sine), 2), places.flatten())
-
-
-def _normed(heads: Tensor, kv_heads: int, norms: tuple[Tensor, Tensor, float]) -> Tensor:
-    query_norm, key_norm, epsilon = norms
-    query, key = heads[:, :-kv_heads], heads[:, -kv_heads:]
-    return torch.cat(
-        (reference.rms_norm(query, query_norm, epsilon), reference.rms_norm(key, key_norm, epsilon)), dim=1
-    )

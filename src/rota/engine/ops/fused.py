@@ -15,6 +15,7 @@ from rota.engine.layer_cache import LayerCache
 from rota.engine.lora.deferred import DeferredLora, Output
 from rota.engine.ops import with_adapters
 from rota.engine.ops.kernels import rms_norm_kernel, rotate_and_store_kernel, silu_multiply_kernel
+from rota.engine.ops.reference import Operations
 from rota.engine.programmatic_launch import programmatic
 from rota.engine.quantised.codes import LARGEST, SMALLEST, Scaled, carry
 from rota.engine.step.device_step import DeviceStep
@@ -27,7 +28,7 @@ HEADS_PER_PROGRAM = 16
 WORD = 16
 
 
-class FusedOperations:
+class FusedOperations(Operations):
     """Of a model in eight-bit floats norms and silu also write their rows in eight bits, which the rows carry.
 
     That saves the launch that rounds x before a product, at three of a layer's four (attention writes what the fourth

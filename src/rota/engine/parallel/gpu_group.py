@@ -47,11 +47,11 @@ class OneShot:
         return total
 
 
-class GPUGroup:
+class GPUGroup(RankGroup):
     """One-shot sums where there are any, and NCCL beside them, which connects at its first sum."""
 
     def __init__(self, rank: int, size: int, one_shot: Callable[[Tensor], Tensor] | None) -> None:
-        self.rank, self.size = rank, size
+        super().__init__(rank, size)
         self._one_shot = one_shot
         self._nccl = dist.new_group(backend="nccl")
 

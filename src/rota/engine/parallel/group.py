@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
-from typing import ClassVar, Protocol
 
 import torch
 import torch.distributed as dist
@@ -19,64 +18,40 @@ PATIENCE = timedelta(minutes=10)
 LOOPBACK = ("tcp://127.", "tcp://localhost:", "file://")
 
 
-class RankGroup(Protocol):
-    """What ranks do together."""
+class RankGroup:
+    """What ranks do together. Here they are a group of one, which has nothing to do; others inherit from it."""
 
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def size(self) -> int: ...
+    def __init__(self, rank: int = 0, size: int = 1) -> None:
+        self.rank, self.size = rank, size
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum of every rank's x; may be x itself, overwritten."""
-        ...
-
-    def gather(self, x: Tensor) -> Tensor:
-        """[size, …] every rank's x, on all ranks."""
-        ...
-
-    def tokens(self, tokens: Tensor) -> Tensor:
-        """Rank 0's tokens, on all ranks; the others give a tensor of the same length, which may be overwritten."""
-        ...
-
-    def least(self, number: int) -> int:
-        """The least of the ranks' numbers; waits for all ranks."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class OneRank:
-    """A group of one: nothing to do."""
-
-    rank: ClassVar[int] = 0
-    size: ClassVar[int] = 1
-
-    def sum(self, x: Tensor) -> Tensor:
         return x
 
     def gather(self, x: Tensor) -> Tensor:
+        """[size, …] every rank's x, on all ranks."""
         return x[None]
 
     def tokens(self, tokens: Tensor) -> Tensor:
+        """Rank 0's tokens, on all ranks; the others give a tensor of the same length, which may be overwritten."""
         return tokens
 
     def least(self, number: int) -> int:
+        """The least of the ranks' numbers; waits for all ranks."""
         return number
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Leave the others."""
 
 
-ONE_RANK = OneRank()
+ONE_RANK = RankGroup()
 
 
-class GlooGroup:
+class GlooGroup(RankGroup):
     """Ranks on CPUs."""
 
     def __init__(self, rank: int, size: int, meeting: str) -> None:
-        self.rank, self.size = rank, size
+        super().__init__(rank, size)
         meet(rank, size, meeting)
 
     def sum(self, x: Tensor) -> Tensor:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -116,12 +115,8 @@ class Guide:
 Guided = tuple[tuple[int, Guide], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Guidance:
-    """What the guides of a step say."""
-
-    masks: Masks | None  # None if no row has one
-    faults: tuple[tuple[int, str], ...]  # by position
+# Why answers cannot go on, by position.
+Faults = tuple[tuple[int, str], ...]
 
 
 class Guides:
@@ -168,13 +163,13 @@ class Guides:
             return ()
         return tuple((at, self._of_row[row]) for at, row in enumerate(rows) if row in self._of_row)
 
-    def guidance(self, guided: Guided, rows: int) -> Guidance:
-        """What may follow in a step of so many rows; no guide may be behind."""
+    def guidance(self, guided: Guided, rows: int) -> tuple[Masks | None, Faults]:
+        """What may follow in a step of so many rows; no guide may be behind. None if no row has a mask."""
         wanted = [(at, guide) for at, guide in guided if guide.matcher is not None or not guide.fault]
         masks = self._masks(wanted, rows) if wanted else None
         # To work out a mask may find a fault.
         faults = ((at, guide.fault) for at, guide in guided)
-        return Guidance(masks, tuple((at, fault) for at, fault in faults if fault))
+        return masks, tuple((at, fault) for at, fault in faults if fault)
 
     def close(self) -> None:
         self._builders.shutdown(wait=False, cancel_futures=True)
