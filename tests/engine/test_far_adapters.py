@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from rota.core.adapter import Adapter
 from rota.core.errors import AdapterError, DiskError, FaultCode
 from rota.core.ids import AdapterId
-from rota.core.messages import AdapterFailed
-from rota.engine.lora.adapters import Causes
+from rota.engine.lora.files.reader import AdapterReader, RefusedAdapter
 from rota.sources.source import ChangedError, UnreachableError
+from tests.waiting import TIMEOUT_S
 
 FAR = Adapter(adapter_id=AdapterId(1), name="far", path="s3://bucket/far#0123456789abcdef")
 NEAR = Adapter(adapter_id=AdapterId(2), name="near", path="/adapters/near")
 
 
-def told(away: Causes, adapter: Adapter) -> FaultCode:
-    message = away.with_code(AdapterFailed(adapter_id=adapter.adapter_id, at=1.0, reason="It could not be read."))
-    assert isinstance(message, AdapterFailed)
-    return message.code
+def refused(read: Callable[[Adapter], Any], adapter: Adapter, timeout_s: float = TIMEOUT_S) -> RefusedAdapter:
+    reader = AdapterReader(read, timeout_s=timeout_s)
+    copy = reader.submit(adapter).result(TIMEOUT_S)
+    reader.close()
+    assert isinstance(copy, RefusedAdapter)
+    return copy
 
 
 @pytest.mark.parametrize(
@@ -37,21 +43,13 @@ def test_only_a_source_that_does_not_answer_and_a_full_disk_may_pass(adapter, er
     def read(_: Adapter) -> None:
         raise error
 
-    away = Causes()
-    with pytest.raises(type(error)):
-        away.noting(read)(adapter)
-
-    assert told(away, adapter) is code
-    assert told(away, adapter) is FaultCode.ADAPTER_FAILED, "what fails later, such as a copy, is another failure"
+    assert refused(read, adapter).code is code
 
 
-def test_a_read_that_is_given_up_on_waits_for_its_source():
-    away, codes = Causes(), []
-
-    def read(adapter: Adapter) -> str:
-        codes.append(told(away, adapter))  # as the reader's clock tells while the read hangs
-        return "a copy"
-
-    assert away.noting(read)(FAR) == away.noting(read)(NEAR) == "a copy"
-    assert codes == [FaultCode.SOURCE_AWAY, FaultCode.ADAPTER_FAILED]
-    assert told(away, FAR) is FaultCode.ADAPTER_FAILED
+@pytest.mark.parametrize(("adapter", "code"), [(FAR, FaultCode.SOURCE_AWAY), (NEAR, FaultCode.ADAPTER_FAILED)])
+def test_a_read_that_is_given_up_on_waits_for_its_source(adapter, code):
+    answers = threading.Event()
+    try:
+        assert refused(lambda _: answers.wait(TIMEOUT_S), adapter, timeout_s=0.01).code is code
+    finally:
+        answers.set()

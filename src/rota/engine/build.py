@@ -23,13 +23,14 @@ from rota.engine.engine import Engine
 from rota.engine.families.decoder import Kernels
 from rota.engine.families.table import make_model
 from rota.engine.kv_cache import CacheShape, KVCache, count_blocks
-from rota.engine.lora.adapters import Adapters, FarAdapters, Project, checked_first
+from rota.engine.lora.adapters import Adapters, Project
 from rota.engine.lora.bank import Bank
 from rota.engine.lora.base import BaseEmbedHead, BaseMatrices
 from rota.engine.lora.embed_head import EmbedHead, EmbedHeadBank, TorchEmbedHead, matrix_bytes
 from rota.engine.lora.files.brought import Brought
 from rota.engine.lora.files.checks import HeaderCheck
 from rota.engine.lora.files.outline import Inquire, answer
+from rota.engine.lora.files.reader import checked_first
 from rota.engine.lora.growth import SlotGrowth
 from rota.engine.lora.layout import fused_rows
 from rota.engine.lora.loader import checkpoint_reader
@@ -225,7 +226,7 @@ def _adapters(config: EngineConfig, chosen: Choices, weights: Weights, ask: Inqu
     ranks, matrix = chosen.shard.size, matrix_bytes(chosen.spec, chosen.dtype)
     check = HeaderCheck(chosen.whole, size.rank, brought, size.extras, ranks, size.matrices, matrix, growth, ask)
     read = checked_first(read, check.refuse)
-    return FarAdapters(bank, read, project, rows, overlaps, chosen.shard.size, check, embed_head)
+    return Adapters(bank, read, project, rows, overlaps, chosen.shard.size, check, embed_head)
 
 
 def _growth(chosen: Choices) -> SlotGrowth | None:

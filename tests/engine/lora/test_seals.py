@@ -13,11 +13,11 @@ import torch
 from rota.core.adapter import Adapter
 from rota.core.errors import AdapterChangedError, AdapterError, FaultCode
 from rota.core.ids import AdapterId
-from rota.engine.lora.adapters import Causes
 from rota.engine.lora.bank import Bank
 from rota.engine.lora.files import checkpoint
 from rota.engine.lora.files.checkpoint import read_checkpoint
 from rota.engine.lora.files.folder import CONFIG, SINGLE
+from rota.engine.lora.files.reader import AdapterReader, RefusedAdapter
 from rota.engine.lora.files.tensor_file import TensorFile
 from rota.engine.lora.files.workspace import PLAIN, Workspace
 from rota.engine.lora.loader import checkpoint_reader
@@ -25,6 +25,7 @@ from rota.engine.model.spec import ModelSpec
 from rota.engine.parallel.shard import WHOLE, Shard
 from tests.engine.lora.adapter_factory import make_adapter
 from tests.engine.lora.small_bank import CPU
+from tests.waiting import TIMEOUT_S
 
 
 def working(threads: int, packs: bool) -> Workspace:
@@ -111,14 +112,15 @@ def test_a_file_that_is_written_while_it_is_read_is_refused(spec, model, tmp_pat
 def test_the_reader_says_which_version_changed_and_the_scheduler_hears_what_it_is(spec, model, tmp_path):
     bank = Bank(spec, 1, 16, torch.float32, CPU)
     folder = make_adapter(tmp_path / "one", model, seed=1)
-    read = Causes().noting(checkpoint_reader(bank, spec))
+    read = checkpoint_reader(bank, spec)
     first = Adapter(adapter_id=AdapterId(7), name="acme-legal", path=str(folder), version=3)
     seal = read(first).seal
     again = Adapter(adapter_id=AdapterId(7), name="acme-legal", path=str(folder), version=3, seals=(seal,))
     assert read(again).seal == seal
     overwrite(folder)
 
-    with pytest.raises(AdapterChangedError) as caught:
-        read(again)
-    assert str(caught.value) == "'acme-legal' changed since version 3 was loaded; PUT it again."
-    assert caught.value.code is FaultCode.ADAPTER_CHANGED
+    reader = AdapterReader(read)
+    refused = reader.submit(again).result(TIMEOUT_S)
+    reader.close()
+    sentence = "'acme-legal' changed since version 3 was loaded; PUT it again."
+    assert refused == RefusedAdapter(sentence, FaultCode.ADAPTER_CHANGED)

@@ -5,9 +5,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,9 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rota.core.adapter import Adapter
-from rota.core.errors import AdapterChangedError, DiskError, FaultCode
 from rota.core.ids import BASE, AdapterId, Row, Slot
-from rota.core.messages import AdapterFailed, Message
+from rota.core.messages import Message
 from rota.core.plan import Load, StepPlan
 from rota.engine.lora.bank import Bank
 from rota.engine.lora.batch import BatchFrame, make_batch, tile_size_for
@@ -29,8 +25,6 @@ from rota.engine.lora.loader import AdapterLoader, PendingCopy
 from rota.engine.model.linear import Projection
 from rota.engine.model.sites import SITES
 from rota.engine.step.device_step import LoraBatch
-from rota.sources.address import has_scheme
-from rota.sources.source import UnreachableError
 
 LOG = logging.getLogger("rota.engine")
 
@@ -222,72 +216,3 @@ class Adapters:
 def _shared(load: Load) -> frozenset[tuple[str, int]]:
     """What a load takes of what the slots share."""
     return frozenset((*(("page", page) for page in load.pages), *(("matrix", place) for place in load.matrices)))
-
-
-# ── far adapters ────────────────────────────────────────────────────────────────────────────────────────────────────
-# Adapters of which some come from sources: what is told of one that cannot be read says whether that may pass.
-#
-# A source that was away may answer the next time, and a disk that was full may have room. All other failures are the
-# adapter's own.
-
-Read = Callable[[Adapter], HostAdapter]
-
-
-def checked_first(read: Read, refuse: Callable[[Adapter], None]) -> Read:
-    """Adapters of sources are refused by their config and headers, if these are wrong, before they are downloaded.
-
-    A source that breaks off, or a disk without room for headers, is left to the download: it tries again, and tells.
-    """
-
-    def read_checked(adapter: Adapter) -> HostAdapter:
-        if has_scheme(adapter.path):
-            with suppress(UnreachableError, OSError):
-                refuse(adapter)
-        return read(adapter)
-
-    return read_checked
-
-
-class Causes:
-    """Knows which reads wait for a source, or failed of what may pass, from any thread.
-
-    A read that fails, or is given up on while it waits, is told of before another read of the same adapter begins.
-    """
-
-    def __init__(self) -> None:
-        self._codes: dict[AdapterId, FaultCode] = {}
-
-    def noting(self, read: Read) -> Read:
-        def read_and_note(adapter: Adapter) -> HostAdapter:
-            if has_scheme(adapter.path):
-                self._codes[adapter.adapter_id] = FaultCode.SOURCE_AWAY
-            try:
-                copy = read(adapter)
-            except UnreachableError:
-                raise
-            except (DiskError, AdapterChangedError) as error:
-                self._codes[adapter.adapter_id] = error.code
-                raise
-            except Exception:  # whatever it is, it goes on
-                self._codes.pop(adapter.adapter_id, None)
-                raise
-            self._codes.pop(adapter.adapter_id, None)
-            return copy
-
-        return read_and_note
-
-    def with_code(self, message: Message) -> Message:
-        if not isinstance(message, AdapterFailed) or message.adapter_id not in self._codes:
-            return message
-        return replace(message, code=self._codes.pop(message.adapter_id))
-
-
-class FarAdapters(Adapters):
-    """As other adapters; only what is told of failures is more."""
-
-    def __init__(self, bank: Bank, read: Read, *others: Any) -> None:
-        self._causes = Causes()
-        super().__init__(bank, self._causes.noting(read), *others)
-
-    def listen(self, post: Callable[[Message], None]) -> None:
-        super().listen(lambda message: post(self._causes.with_code(message)))

@@ -282,7 +282,8 @@ class AdapterLoader:
     def _tell_fetched(self, adapter: Adapter, copy: Copy) -> None:
         if isinstance(copy, RefusedAdapter):
             self._refused.put(adapter.adapter_id)
-            self._post(AdapterFailed(adapter_id=adapter.adapter_id, at=time.monotonic(), reason=copy.reason))
+            at = time.monotonic()
+            self._post(AdapterFailed(adapter_id=adapter.adapter_id, at=at, reason=copy.reason, code=copy.code))
         else:
             self._post(
                 AdapterFetched(

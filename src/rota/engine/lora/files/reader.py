@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
 from rota.core.adapter import Adapter
-from rota.core.errors import AdapterError
+from rota.core.errors import AdapterChangedError, AdapterError, DiskError, FaultCode
 from rota.engine.lora.host import HostAdapter
-from rota.sources.address import hide_root
+from rota.sources.address import has_scheme, hide_root
+from rota.sources.source import UnreachableError
 
 # A rank-64 adapter of an 8B model is 340 MB; a network disk that takes longer than this has failed.
 TIMEOUT_S = 120.0
@@ -21,12 +23,18 @@ CLOSING_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class RefusedAdapter:
-    """Stands for an adapter that could not be read: the reason only, since an exception would keep the weights."""
+    """Stands for an adapter that could not be read: the reason only, since an exception would keep the weights.
+
+    The code says whether that may pass: a source that was away may answer the next time, and a disk that was full may
+    have room. All other failures are the adapter's own.
+    """
 
     reason: str
+    code: FaultCode = FaultCode.ADAPTER_FAILED
 
 
 Copy = HostAdapter | RefusedAdapter
+Read = Callable[[Adapter], HostAdapter]
 
 
 @dataclass(slots=True)
@@ -41,7 +49,7 @@ class AdapterReader:
 
     def __init__(
         self,
-        read: Callable[[Adapter], HostAdapter],
+        read: Read,
         prepare: Callable[[], None] | None = None,
         timeout_s: float = TIMEOUT_S,
         threads: int = 1,
@@ -98,12 +106,12 @@ class AdapterReader:
         try:
             return self._read(adapter)
         except Exception as error:  # the border of a thread: any failure is this adapter's, not the reader's
-            return RefusedAdapter(reason_for(adapter, error))
+            return RefusedAdapter(reason_for(adapter, error), _code_of(adapter, error))
 
     def _give_up(self, job: _ReadJob) -> None:
         name, path = job.adapter.name, job.adapter.path
         reason = f"Adapter '{name}' could not be read from {path} within {self._timeout_s:g} seconds."
-        if self._end(job, RefusedAdapter(reason)):
+        if self._end(job, RefusedAdapter(reason, _code_of(job.adapter, None))):
             assert job.thread is not None, "the clock starts with the read"
             self._threads.discard(job.thread)
             self._threads.add(self._start_thread())
@@ -115,6 +123,29 @@ class AdapterReader:
                 return False
             job.copy.set_result(copy)
             return True
+
+
+def checked_first(read: Read, refuse: Callable[[Adapter], None]) -> Read:
+    """Adapters of sources are refused by their config and headers, if these are wrong, before they are downloaded.
+
+    A source that breaks off, or a disk without room for headers, is left to the download: it tries again, and tells.
+    """
+
+    def read_checked(adapter: Adapter) -> HostAdapter:
+        if has_scheme(adapter.path):
+            with suppress(UnreachableError, OSError):
+                refuse(adapter)
+        return read(adapter)
+
+    return read_checked
+
+
+def _code_of(adapter: Adapter, error: Exception | None) -> FaultCode:
+    """What kind of failure it is; without an error, the read was given up on while it waited."""
+    if isinstance(error, DiskError | AdapterChangedError):
+        return error.code
+    is_away = has_scheme(adapter.path) and (error is None or isinstance(error, UnreachableError))
+    return FaultCode.SOURCE_AWAY if is_away else FaultCode.ADAPTER_FAILED
 
 
 def reason_for(adapter: Adapter, error: Exception) -> str:
