@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from dataclasses import dataclass
@@ -112,6 +113,15 @@ def free_memory(device: torch.device) -> int:
         return max(0, free - KEPT_FREE)
     words = read_words(MEMORY)
     return int(words[words.index("MemAvailable:") + 1]) * 1024 if "MemAvailable:" in words else sys.maxsize
+
+
+def zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """On a CPU what is never written costs no memory."""
+    if device.type != "cpu":
+        return torch.zeros(size, dtype=dtype, device=device)
+    # The system allocates the pages of NumPy's zeros at the first write.
+    raw = np.zeros(math.prod(size) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(raw).view(dtype).view(size)
 
 
 def send(values: NDArray[np.generic], device: torch.device) -> Tensor:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from rota.core.config import CacheConfig
 from rota.core.errors import ConfigError
-from rota.engine.device import DeviceMemory
+from rota.engine.device import DeviceMemory, zeros
 from rota.engine.layer_cache import EIGHT_BITS, LayerCache
 
 GIBIBYTE, MEBIBYTE = 1 << 30, 1 << 20
@@ -99,17 +97,9 @@ class KVCache:
 
 def _layer(blocks: int, shape: CacheShape, device: torch.device) -> LayerCache:
     vectors = (blocks, shape.kv_heads, shape.block_size)
-    keys, values = (_zeros((*vectors, shape.head_dim), shape.dtype, device) for _ in range(2))
-    return LayerCache(keys, values, _zeros((*vectors, 2), torch.float32, device) if shape.has_scales else None)
-
-
-def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros, since a masked weight of zero times a NaN would still be NaN."""
-    if device.type != "cpu":
-        return torch.zeros(size, dtype=dtype, device=device)
-    # The system allocates the pages of NumPy's zeros at the first write: an idle cache costs nothing.
-    raw = np.zeros(int(np.prod(size)) * dtype.itemsize, dtype=np.uint8)
-    return torch.from_numpy(raw).view(dtype).view(size)
+    # Zeros, since a masked weight of zero times a NaN would still be NaN.
+    keys, values = (zeros((*vectors, shape.head_dim), shape.dtype, device) for _ in range(2))
+    return LayerCache(keys, values, zeros((*vectors, 2), torch.float32, device) if shape.has_scales else None)
 
 
 def _check_fits(blocks: int, shape: CacheShape, memory: DeviceMemory, device: torch.device) -> None:

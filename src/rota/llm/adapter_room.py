@@ -24,28 +24,17 @@ ADAPTER = Kind(
 )
 
 
-class AdapterRoom:
+class AdapterRoom(Room):
     """From any thread. A process is on the machine whose disk is read."""
 
     def __init__(self) -> None:
-        self._room = Room(_prepare)
-
-    def start(self) -> None:
-        """In the background, beside imports that take longer."""
-        self._room.start()
-
-    def close(self) -> None:
-        self._room.close()
-
-    def end(self) -> None:
-        """As `close`, but nothing is waited for."""
-        self._room.end()
+        super().__init__(_prepare)
 
     def ask(self, question: bytes, key: str = "") -> bytes:
         """Raises AdapterError. A process that was killed from outside is asked again."""
         for _ in range(2):
             try:
-                reply = self._room.submit(key, ADAPTER, question).result()
+                reply = self.submit(key, ADAPTER, question).result()
             except FullError:
                 raise BusyError("Too many adapters wait to be read; try again in a second.") from None
             if reply.outcome is not JobOutcome.DIED:

@@ -11,7 +11,7 @@ from torch import Tensor
 from rota.core.adapter import Extra
 from rota.core.errors import AdapterError
 from rota.core.ids import Slot
-from rota.engine.device import send
+from rota.engine.device import send, zeros
 from rota.engine.lora.base import BaseMatrices
 from rota.engine.lora.copies import can_batch, copy_lines, copy_stretches, line_count, lines_of, shares_of, stretches_of
 from rota.engine.lora.embed_head import EmbedHeadBank
@@ -19,7 +19,7 @@ from rota.engine.lora.files.ranks import PAGE_RANK, pages_for
 from rota.engine.lora.gain_bias import SlotGainBias
 from rota.engine.lora.growth import SlotGrowth
 from rota.engine.lora.host import HostAdapter, StackedSite, run_length, stacked_sites
-from rota.engine.lora.layout import SiteFactors, zeros
+from rota.engine.lora.layout import SiteFactors
 from rota.engine.lora.packing import Unpacker, unturned_bytes
 from rota.engine.model.sites import SITES, site_shapes
 from rota.engine.model.spec import ModelSpec

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -163,43 +162,16 @@ def copy_lines(lines: Sequence[Tensor], pieces: Sequence[Tensor]) -> None:
 
     One call gives all copies: Python's lock is free meanwhile, and the thread that launches steps is not held up.
     """
-    cut = _cut([line.numel() for line in lines], [piece.numel() for piece in pieces])
-    targets = _split(lines, cut.lines)
-    if targets:
-        torch._foreach_copy_(targets, _split(pieces, cut.pieces), non_blocking=True)
+    ends = [np.cumsum([each.numel() for each in side]) for side in (lines, pieces)]
+    assert ends[0][-1] == ends[1][-1], "an adapter has as many numbers as its lines"
+    borders = np.union1d(*ends)
+    targets, sources = (_cut(side, at, borders) for side, at in zip((lines, pieces), ends, strict=True))
+    torch._foreach_copy_(targets, sources, non_blocking=True)
 
 
-@dataclass(frozen=True, slots=True)
-class _CopyLengths:
-    """The lengths of the parts of each line and of each piece."""
-
-    lines: list[list[int]]
-    pieces: list[list[int]]
-
-
-def _cut(lines: Sequence[int], pieces: Sequence[int]) -> _CopyLengths:
-    """Cut lines and pieces of these lengths where either of them ends."""
-    cut = _CopyLengths([[] for _ in lines], [[] for _ in pieces])
-    piece, room = 0, pieces[0]
-    for parts, length in zip(cut.lines, lines, strict=True):
-        while length:
-            if not room:
-                piece += 1
-                room = pieces[piece]
-            part = min(length, room)
-            parts.append(part)
-            cut.pieces[piece].append(part)
-            length -= part
-            room -= part
-    assert sum(lines) == sum(pieces), "an adapter has as many numbers as its lines"
-    return cut
-
-
-def _split(tensors: Sequence[Tensor], lengths: Sequence[list[int]]) -> list[Tensor]:
-    parts: list[Tensor] = []
-    for tensor, each in zip(tensors, lengths, strict=True):
-        if len(each) > 1:
-            parts += tensor.split(each)
-        elif each:
-            parts.append(tensor)
-    return parts
+def _cut(tensors: Sequence[Tensor], ends: NDArray[np.int64], borders: NDArray[np.int64]) -> list[Tensor]:
+    """A run that lies in tensors, which end at `ends` of it, cut at all borders."""
+    firsts = ends - [tensor.numel() for tensor in tensors]
+    inner = zip(np.searchsorted(borders, firsts, "right"), np.searchsorted(borders, ends), strict=True)
+    cuts = [(borders[low:high] - first).tolist() for (low, high), first in zip(inner, firsts, strict=True)]
+    return [part for tensor, at in zip(tensors, cuts, strict=True) for part in tensor.tensor_split(at) if part.numel()]

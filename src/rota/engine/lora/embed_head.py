@@ -12,11 +12,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from rota.core.adapter import Extra
+from rota.engine.device import zeros
 from rota.engine.lora.base import BaseEmbedHead
 from rota.engine.lora.copies import copy_lines
 from rota.engine.lora.gain_bias import GainBias, apply_gain_bias, empty_gain_bias
 from rota.engine.lora.host import EmbedHeadFactors, HostAdapter
-from rota.engine.lora.layout import SiteFactors, zeros
+from rota.engine.lora.layout import SiteFactors
 from rota.engine.model.sites import SiteShape
 from rota.engine.model.spec import ModelSpec
 from rota.engine.step.device_step import LoraBatch

@@ -121,10 +121,10 @@ def _tokens(
     """The slots that have them, with their tokens, and all of these tokens; all sites of a step share them."""
     groups = [(slot, batch.order[first:end]) for slot, first, end in batch.groups if with_gain_bias[slot]]
     tokens = torch.cat([rows for _, rows in groups]) if groups else None
-    return [(slot, _run_or_indices(rows)) for slot, rows in groups], tokens
+    return [(slot, run_or_indices(rows)) for slot, rows in groups], tokens
 
 
-def _run_or_indices(tokens: Tensor) -> slice | Tensor:
-    """A slice if the tokens are contiguous: they are scaled where they lie."""
+def run_or_indices(tokens: Tensor) -> slice | Tensor:
+    """A slice if the tokens are contiguous, as a prompt's are: a slice copies nothing."""
     first, last = int(tokens[0]), int(tokens[-1])
     return slice(first, last + 1) if last - first + 1 == len(tokens) else tokens

@@ -23,25 +23,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from rota.engine.lora.gain_bias import GainBias
 from rota.engine.model.sites import SiteShape, site_shapes
 from rota.engine.model.spec import ModelSpec
-
-# ── zeros ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-# Zeros for slots: on a CPU a slot that is never written costs no memory.
-
-
-def zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    if device.type != "cpu":
-        return torch.zeros(size, dtype=dtype, device=device)
-    # The system allocates the pages of NumPy's zeros at the first write.
-    raw = np.zeros(int(np.prod(size)) * dtype.itemsize, dtype=np.uint8)
-    return torch.from_numpy(raw).view(dtype).view(size)
-
 
 # ── fused LoRA A ────────────────────────────────────────────────────────────────────────────────────────────────────
 # A fused LoRA A is room for adapters' A below a model's matrix: one product then gives x Wᵀ and x Aᵀ of every slot.

@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from queue import SimpleQueue
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
 import torch
 
@@ -145,7 +145,7 @@ def checkpoint_reader(
 
     def read(adapter: Adapter) -> HostAdapter:
         seal = adapter.seals[shard.rank] if adapter.seals else ""
-        with folders.whole(adapter) as (path, root, key_root):
+        with folders.place_of(adapter) as (path, root, key_root):
             ask_for = partial(ask, key=adapter.owner or "")
             below = None if base is None else base(), None if embed_head is None else embed_head()
             folder = path, spec, dtype, max_rank, root, work, key_root, shard
@@ -158,14 +158,6 @@ def checkpoint_reader(
         return read
 
     return read
-
-
-class CopyTarget(NamedTuple):
-    """Where an adapter is copied."""
-
-    slot: Slot
-    pages: tuple[int, ...]
-    matrices: tuple[int, ...] = ()
 
 
 class AdapterLoader:
@@ -230,10 +222,10 @@ class AdapterLoader:
         resident is the last that is copied, whichever slots had the page before.
         """
         adapter, pending = self._adapters[adapter_id], PendingCopy()
-        place = CopyTarget(slot, tuple(pages), tuple(matrices))
 
         def load_when_read(copy: Future[Copy]) -> None:
-            self._copier.submit(self._load, adapter, copy.result(), place, is_free, pending)
+            copy_in = partial(self._copy_in, copy.result(), slot, pages, matrices)
+            self._copier.submit(self._load, adapter, copy.result(), copy_in, is_free, pending)
 
         self._copy_of(adapter, self._reader).add_done_callback(load_when_read)
         if not self._overlaps:
@@ -297,12 +289,17 @@ class AdapterLoader:
             )
 
     def _load(
-        self, adapter: Adapter, copy: Copy, place: CopyTarget, is_free: torch.cuda.Event | None, pending: PendingCopy
+        self,
+        adapter: Adapter,
+        copy: Copy,
+        copy_in: Callable[[], None],
+        is_free: torch.cuda.Event | None,
+        pending: PendingCopy,
     ) -> None:
         timed = TimedCopy(self._stream, is_free)
         try:
             with timed:
-                self._copy_in(copy, place)
+                copy_in()
         except Exception as error:  # the border of a thread: the scheduler must hear of any failure
             # The message first: it lies in the inbox before a step that waits is submitted.
             self._tell_failed(adapter, error)
@@ -311,14 +308,14 @@ class AdapterLoader:
             pending.queue(timed.is_complete)
             self._watcher.submit(self._tell_ready, adapter, copy, timed)
 
-    def _copy_in(self, copy: Copy, place: CopyTarget) -> None:
+    def _copy_in(self, copy: Copy, slot: Slot, pages: Sequence[int], matrices: Sequence[int]) -> None:
         """A slot whose copy fails holds no adapter: a step that waits for it must not find half of one."""
         try:
             if isinstance(copy, RefusedAdapter):
                 raise AdapterError(copy.reason)
-            self._bank.copy_in(place.slot, copy, place.pages, place.matrices)
+            self._bank.copy_in(slot, copy, pages, matrices)
         except Exception:  # whatever it is, it goes on
-            self._give_up(place.slot, place.pages)
+            self._give_up(slot, pages)
             raise
 
     def _tell_ready(self, adapter: Adapter, _copy: Copy, timed: TimedCopy) -> None:

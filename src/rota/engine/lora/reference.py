@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rota.engine.lora.bank import Bank
-from rota.engine.lora.gain_bias import apply_gain_bias
+from rota.engine.lora.gain_bias import apply_gain_bias, run_or_indices
 from rota.engine.lora.layout import SiteFactors
 from rota.engine.model.linear import Projection, projection
 from rota.engine.model.sites import SiteShape
@@ -69,17 +69,11 @@ def _add_by_group(y: Tensor, x: Tensor, factors: SiteFactors, ranks: tuple[int, 
         a, b = factors.of_slot(slot, rank)
         # One block-diagonal product is faster than one for each part.
         b = torch.block_diag(*b.split(widths, dim=1))  # [parts * rank, outputs]
-        tokens = _run_or_indices(batch.order[first:end])
+        tokens = run_or_indices(batch.order[first:end])
         rows = pad_rows(y[tokens])
         rows.addmm_(torch.mm(a, pad_rows(x[tokens]).T).T, b)
         if isinstance(tokens, Tensor) or len(rows) > end - first:
             y[tokens] = rows[: end - first]
-
-
-def _run_or_indices(tokens: Tensor) -> slice | Tensor:
-    """A slice if the tokens are contiguous, as a prompt's are: a slice copies nothing."""
-    first, last = int(tokens[0]), int(tokens[-1])
-    return slice(first, last + 1) if last - first + 1 == len(tokens) else tokens
 
 
 @dataclass(frozen=True, slots=True)

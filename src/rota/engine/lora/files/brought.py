@@ -27,19 +27,11 @@ class Brought:
         self._root, self._sources = adapter_root, sources
 
     @contextmanager
-    def whole(self, adapter: Adapter | LoraPath) -> Iterator[FolderPlace]:
-        """The folder to read the adapter from, which stays while the block runs. Raises AdapterError; blocks."""
-        with self._brought(adapter, is_outline=False) as place:
-            yield place
+    def place_of(self, adapter: Adapter | LoraPath, is_outline: bool = False) -> Iterator[FolderPlace]:
+        """The folder to read the adapter from, which stays while the block runs. Raises AdapterError; blocks.
 
-    @contextmanager
-    def outline(self, adapter: Adapter | LoraPath) -> Iterator[FolderPlace]:
-        """As `whole`, but weights of a source need not be there: only config and headers are sure to be right."""
-        with self._brought(adapter, is_outline=True) as place:
-            yield place
-
-    @contextmanager
-    def _brought(self, adapter: Adapter | LoraPath, is_outline: bool) -> Iterator[FolderPlace]:
+        For an outline weights of a source need not be there: only config and headers are sure to be right.
+        """
         root = None if adapter.is_builtin else self._root
         address = None if adapter.is_builtin else address_of(adapter.path, root, adapter.root)
         if address is None or self._sources is None:

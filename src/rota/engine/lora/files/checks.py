@@ -399,7 +399,7 @@ class HeaderCheck:
     def refuse(self, adapter: Adapter) -> None:
         """Raises AdapterError if the model cannot serve the adapter. Of one in a source only headers are fetched."""
         ask = partial(self._ask, key=adapter.owner or "")
-        with self._brought.outline(adapter) as place, FolderFiles(*place, ask) as files:
+        with self._brought.place_of(adapter, is_outline=True) as place, FolderFiles(*place, ask) as files:
             if reason := self._refusal(files):
                 raise AdapterError(reason)
 

@@ -195,8 +195,8 @@ def read_embed_head(
     _check_copy(folder, EMBEDDING, base.embedding_rows, WHOLE.tokens(spec.vocab_size))
     if base.has_plain_head:
         _check_copy(folder, HEAD, base.head_rows, tokens)
-    embedding = read_embedding(folder, dtype) or embedding_of_tokens(folder, spec, base, dtype)
-    head = read_head(folder, dtype, tokens) or head_of_tokens(folder, spec, base, dtype, tokens)
+    embedding = read_factors(folder, EMBEDDING, dtype, None) or embedding_of_tokens(folder, spec, base, dtype)
+    head = read_factors(folder, HEAD, dtype, tokens) or head_of_tokens(folder, spec, base, dtype, tokens)
     return with_gain_bias(folder, embedding, head, base, tokens)
 
 
@@ -222,22 +222,16 @@ def _check_copy(folder: AdapterFolder, module: str, rows_of: Callable[[list[int]
         )
 
 
-def read_embedding(folder: AdapterFolder, dtype: torch.dtype) -> EmbedHeadFactors | None:
-    """PEFT looks a token's column of A up, and a slot its row."""
-    factors = folder.factors.get(EMBEDDING)
+def read_factors(
+    folder: AdapterFolder, module: str, dtype: torch.dtype, outputs: Cut | None
+) -> EmbedHeadFactors | None:
+    """With these outputs. Of an embedding PEFT looks a token's column of A up, and a slot its row."""
+    factors = folder.factors.get(module)
     if factors is None or factors.a is None or factors.b is None:
         return None
-    b = factors.b.read().float().mul_(folder.config.scale_of(EMBEDDING))
-    return EmbedHeadFactors(factors.a.read().T.to(dtype).contiguous(), b.T.to(dtype).contiguous())
-
-
-def read_head(folder: AdapterFolder, dtype: torch.dtype, tokens: Cut) -> EmbedHeadFactors | None:
-    """With the outputs of these tokens."""
-    factors = folder.factors.get(HEAD)
-    if factors is None or factors.a is None or factors.b is None:
-        return None
-    b = factors.b.read(tokens).float().mul_(folder.config.scale_of(HEAD))
-    return EmbedHeadFactors(factors.a.read().to(dtype), b.T.to(dtype).contiguous())
+    a = factors.a.read().T if module == EMBEDDING else factors.a.read()
+    b = factors.b.read(outputs).float().mul_(folder.config.scale_of(module))
+    return EmbedHeadFactors(a.to(dtype).contiguous(), b.T.to(dtype).contiguous())
 
 
 # ── extras ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -80,7 +80,7 @@ def _needs_of_row(
 
 def _needs_of(brought: Brought, ask: Inquire, known: dict[bytes, Needs], entry: LoraPath) -> Needs:
     """All from one look: each look at a source takes as long as its answers. Adapters of one recipe have one config."""
-    with suppress(AdapterError, OSError, ValueError, RuntimeError), brought.outline(entry) as place:
+    with suppress(AdapterError, OSError, ValueError, RuntimeError), brought.place_of(entry, is_outline=True) as place:
         content = _content(os.path.join(place.root or ".", place.path, CONFIG))
         if content not in known:
             known[content] = _needs_in(content, ask)
