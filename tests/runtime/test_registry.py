@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rota.core.errors import AdapterError, FaultCode, RequestError
+from rota.core.errors import AdapterError, Fault, FaultCode, RequestError
 from rota.core.ids import BASE
 from rota.core.lora_paths import LoraPath
 from rota.runtime.registry import Registry, VersionNumbers
@@ -98,7 +98,7 @@ def test_a_name_means_its_old_version_until_it_is_switched(registry):
     assert registry.find("poet") is old
     assert registry.get("poet@2") is None
 
-    assert registry.switch(new) is old
+    assert registry.switch(new).adapter is old
     assert registry.find("poet") is registry.find("llama:poet@2") is registry.find("poet@2") is new
     assert registry.find("poet@1") is old
     assert registry.versions("poet") == [old, new]
@@ -123,9 +123,9 @@ def test_a_staged_version_is_asked_for_by_its_number_alone(registry):
     assert registry.find("poet@2") is staged
     assert registry.versions("poet") == [staged, old]
 
-    assert registry.switch(staged) is old
+    assert registry.switch(staged).adapter is old
     assert registry.versions("poet") == [old, staged]
-    assert registry.switch(old) is staged  # a roll-back
+    assert registry.switch(old).adapter is staged  # a roll-back
     assert registry.find("poet") is old
 
 
@@ -162,7 +162,7 @@ def test_a_lost_former_version_does_not_take_the_name(registry):
     old = registry.find("poet")
     new = registry.renew(POET)
     registry.switch(new)
-    registry.lose(old, "Its folder is gone.")
+    registry.version(old.adapter_id).loss = Fault(FaultCode.ADAPTER_FAILED, "Its folder is gone.")
     assert registry.find("poet") is new
     with pytest.raises(RequestError, match="Its folder is gone"):
         registry.find("poet@1")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from itertools import count
 
 from rota.core.adapter import BASE_LABEL, OTHER_LABEL, Adapter, listed, split_label
@@ -41,6 +42,18 @@ class VersionNumbers:
             del self._at_rest[oldest], self._last[oldest]
 
 
+@dataclass(slots=True)
+class KnownVersion:
+    """A version of an adapter, and how it stands with clients."""
+
+    adapter: Adapter
+    is_coming: bool = False  # it is being read beside a current one
+    is_kept: bool = False  # it stays until it is removed, though its name means another version
+    is_leaving: bool = False  # with its last user
+    has_served: bool = False  # an engine could read it once
+    loss: Fault | None = None  # why it cannot be read any more
+
+
 class Registry:
     """The base model and its adapters, each in one or more versions.
 
@@ -54,33 +67,30 @@ class Registry:
         self.base = Adapter(adapter_id=BASE, name=base_name, path=base_path)
         self._ids = count(BASE + 1)
         self._numbers = VersionNumbers()
-        self._by_name: dict[str, Adapter] = {}  # the current versions
-        self._others: dict[str, dict[int, Adapter]] = {}  # former and staged ones that are there, by name and number
-        self._coming: dict[str, dict[int, Adapter]] = {}  # those that are being read beside a current one
-        self._by_id: dict[AdapterId, Adapter] = {}  # all of these
-        self._lost: dict[AdapterId, Fault] = {}  # and the reason
+        self._by_name: dict[str, KnownVersion] = {}  # the current versions
+        self._beside: dict[str, dict[int, KnownVersion]] = {}  # former, staged and coming ones, by name and number
+        self._by_id: dict[AdapterId, KnownVersion] = {}  # all of these
         self._prefix = f"{base_name}:"
         self._operator_names: set[str] = set()
 
     @property
     def adapters(self) -> list[Adapter]:
         """The current versions, in the order of their names' adding."""
-        return list(self._by_name.values())
+        return [one.adapter for one in self._by_name.values()]
 
     @property
     def others(self) -> list[Adapter]:
         """The versions that are there and that their names do not mean."""
-        return [one for numbered in self._others.values() for one in numbered.values()]
+        return [one for numbered in self._beside.values() for one in _there(numbered.values())]
 
     def has(self, adapter: Adapter) -> bool:
         """Whether the name still means this adapter: it was not removed, nor loaded again."""
-        return self._by_name.get(adapter.name) == adapter
+        return self.loaded(adapter.name) == adapter
 
     def versions(self, name: str) -> list[Adapter]:
         """What requests can ask for under a name: other versions by number, then the current one."""
-        current = self._by_name.get(name)
-        others = self._others.get(name, {})
-        return [*(others[number] for number in sorted(others)), *([current] if current else [])]
+        beside, current = self._beside.get(name, {}), self.loaded(name)
+        return [*_there(beside[number] for number in sorted(beside)), *([current] if current else [])]
 
     def add(self, asked: LoraPath) -> Adapter:
         """Give a name an id; `forget` it if the adapter turns out to be bad."""
@@ -91,38 +101,51 @@ class Registry:
             )
         if asked.owner is None:
             self._operator_names.add(asked.name)
-        adapter = self._by_name[asked.name] = self._made(asked)
-        return adapter
+        version = self._by_name[asked.name] = self._made(asked)
+        return version.adapter
 
     def renew(self, asked: LoraPath) -> Adapter:
         """The next version of a loaded name, which still means the old one; `discard` it if it turns out to be bad."""
         if asked.name not in self._by_name:
             raise AdapterError(f"No adapter named '{asked.name}' is loaded, so there is none to renew.")
-        adapter = self._made(asked)
-        self._coming.setdefault(adapter.name, {})[adapter.version] = adapter
-        return adapter
+        version = self._made(asked)
+        version.is_coming = True
+        self._put_beside(version)
+        return version.adapter
 
     def coming(self, name: str) -> list[Adapter]:
         """The versions of a name that are being read."""
-        return list(self._coming.get(name, {}).values())
+        return [one.adapter for one in self._beside.get(name, {}).values() if one.is_coming]
 
-    def switch(self, adapter: Adapter) -> Adapter:
+    def switch(self, adapter: Adapter) -> KnownVersion:
         """A name means this version from now on. Returns the old one, which is found by its number until discarded."""
-        self.stage(adapter)
-        old = self._by_name[adapter.name]
-        self._others[adapter.name][old.version] = old
-        self._by_name[adapter.name] = adapter
-        _take(self._others, adapter)
+        new, old = self.stage(adapter), self._by_name[adapter.name]
+        new.is_kept = False
+        self._put_beside(old)
+        self._by_name[adapter.name] = new
+        self._take(adapter)
         return old
 
-    def stage(self, adapter: Adapter) -> None:
+    def stage(self, adapter: Adapter) -> KnownVersion:
         """A version is found by its number from now on; its name means what it meant."""
-        if adapter.adapter_id not in self._by_id:
+        version = self._by_id.get(adapter.adapter_id)
+        if version is None:
             raise AdapterError(f"Adapter '{adapter.name}' was unloaded before its new version was read.")
-        _take(self._coming, adapter)
-        self._others.setdefault(adapter.name, {})[adapter.version] = adapter
+        version.is_coming = False
+        self._put_beside(version)
+        return version
 
-    def _made(self, asked: LoraPath) -> Adapter:
+    def _put_beside(self, version: KnownVersion) -> None:
+        self._beside.setdefault(version.adapter.name, {})[version.adapter.version] = version
+
+    def _take(self, adapter: Adapter) -> None:
+        """Take a version from beside the current one, if it is there."""
+        numbered = self._beside.get(adapter.name, {})
+        numbered.pop(adapter.version, None)
+        if not numbered:
+            self._beside.pop(adapter.name, None)
+
+    def _made(self, asked: LoraPath) -> KnownVersion:
         adapter = Adapter(
             adapter_id=AdapterId(next(self._ids)),
             name=asked.name,
@@ -134,8 +157,8 @@ class Registry:
             owner=asked.owner,
             version=self._numbers.next(asked.name),
         )
-        self._by_id[adapter.adapter_id] = adapter
-        return adapter
+        version = self._by_id[adapter.adapter_id] = KnownVersion(adapter)
+        return version
 
     def refuse_name(self, name: str) -> None:
         """Raises AdapterError for a name that no adapter can have."""
@@ -161,7 +184,8 @@ class Registry:
 
     def loaded(self, name: str) -> Adapter | None:
         """The adapter that was loaded under exactly this name."""
-        return self._by_name.get(name)
+        version = self._by_name.get(name)
+        return version.adapter if version else None
 
     def is_operators(self, name: str) -> bool:
         """Whether the server started with an adapter of this name. The name stays the operator's when it is gone."""
@@ -169,52 +193,40 @@ class Registry:
 
     def forget(self, name: str) -> Adapter:
         """Forget a name with all its versions; raises AdapterError if it is not known."""
-        adapter = self._by_name.get(name)
+        adapter = self.loaded(name)
         if adapter is None:
             raise AdapterError(f"No adapter named '{name}' is loaded; loaded are: {listed(sorted(self._by_name))}.")
         for one in [*self.versions(name), *self.coming(name)]:
             self.discard(one.adapter_id)
         return adapter
 
-    def lose(self, adapter: Adapter, reason: str, code: FaultCode = FaultCode.ADAPTER_FAILED) -> None:
-        """Keep a name, or bring it back, whose adapter cannot be served."""
-        self._by_id[adapter.adapter_id] = adapter
-        if adapter.version not in self._others.get(adapter.name, {}):
-            self._by_name.setdefault(adapter.name, adapter)
-        self._lost[adapter.adapter_id] = Fault(code, reason)
-
     def is_lost(self, adapter: Adapter) -> bool:
-        return adapter.adapter_id in self._lost
-
-    def recover(self, adapter_id: AdapterId) -> None:
-        """A later engine could read the adapter."""
-        self._lost.pop(adapter_id, None)
-
-    def loss_of(self, name: str) -> str | None:
-        """Why the adapter of a name is lost; None if it is not."""
-        adapter = self._by_name.get(name)
-        loss = self._lost.get(adapter.adapter_id) if adapter else None
-        return loss.message if loss else None
+        version = self._by_id.get(adapter.adapter_id)
+        return version is not None and version.loss is not None
 
     def discard(self, adapter_id: AdapterId) -> None:
         """Forget the version that has this id, if there is one, and its name if the name means this version."""
-        adapter = self._by_id.pop(adapter_id, None)
-        if adapter is None:
+        version = self._by_id.pop(adapter_id, None)
+        if version is None:
             return
-        self._lost.pop(adapter_id, None)
-        if self._by_name.get(adapter.name) == adapter:
-            del self._by_name[adapter.name]
-            self._numbers.rest(adapter.name)
-        _take(self._others, adapter)
-        _take(self._coming, adapter)
+        name = version.adapter.name
+        if self._by_name.get(name) is version:
+            del self._by_name[name]
+            self._numbers.rest(name)
+        self._take(version.adapter)
+
+    def version(self, adapter_id: AdapterId) -> KnownVersion | None:
+        """The version that has this id now; the base model is none."""
+        return self._by_id.get(adapter_id)
 
     def by_id(self, adapter_id: AdapterId) -> Adapter | None:
         """The adapter that has this id now."""
-        return self._by_id.get(adapter_id)
+        version = self._by_id.get(adapter_id)
+        return version.adapter if version else None
 
     def name_of(self, adapter_id: AdapterId) -> str | None:
         """The name of the version that has this id now."""
-        adapter = self.base if adapter_id == BASE else self._by_id.get(adapter_id)
+        adapter = self.base if adapter_id == BASE else self.by_id(adapter_id)
         return adapter.name if adapter else None
 
     def get(self, model: str | None) -> Adapter | None:
@@ -222,13 +234,11 @@ class Registry:
         if model is None or model == self.base.name:
             return self.base
         name = model.removeprefix(self._prefix)
-        return self._by_name.get(name) or self._numbered(name)
+        return self.loaded(name) or self._numbered(name)
 
     def _numbered(self, label: str) -> Adapter | None:
         name, number = split_label(label) or (label, 0)
-        current = self._by_name.get(name)
-        is_current = current is not None and current.version == number
-        return current if is_current else self._others.get(name, {}).get(number)
+        return next((one for one in self.versions(name) if one.version == number), None)
 
     def find(self, model: str | None) -> Adapter:
         """The base model for None or its name; an adapter for its name, `name@version` or `base:adapter`.
@@ -245,7 +255,8 @@ class Registry:
 
     def refuse_lost(self, adapter: Adapter, param: str = "model") -> None:
         """Raises RequestError with the reason if an adapter is lost."""
-        if loss := self._lost.get(adapter.adapter_id):
+        version = self._by_id.get(adapter.adapter_id)
+        if version and (loss := version.loss):
             if loss.code is FaultCode.QUARANTINED:
                 raise RequestError(replace(loss, param=param))
             message = (
@@ -255,9 +266,6 @@ class Registry:
             raise RequestError(Fault(loss.code, message, param))
 
 
-def _take(versions: dict[str, dict[int, Adapter]], adapter: Adapter) -> None:
-    """Take a version out of a table by name and number, if it is there."""
-    numbered = versions.get(adapter.name, {})
-    numbered.pop(adapter.version, None)
-    if not numbered:
-        versions.pop(adapter.name, None)
+def _there(versions: Iterable[KnownVersion]) -> list[Adapter]:
+    """Those that were read."""
+    return [one.adapter for one in versions if not one.is_coming]

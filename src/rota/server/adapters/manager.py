@@ -185,9 +185,6 @@ class AdapterManager:
         self._names = NameLocks()
         self._locate, self._reloads_changed = locate, reloads_changed
         self._reloads: set[asyncio.Task[None]] = set()
-        self._served: set[AdapterId] = set()  # were added once
-        self._kept: set[AdapterId] = set()  # stay until they are removed, though their name means another version
-        self._leaving: set[AdapterId] = set()
         # Say whether a version must stay though its name means another. Who begins to say no calls `retire`.
         self.holders: list[Callable[[Adapter], bool]] = []
         # Hear of versions before an engine reads them, and when no engine will read them again. The first may refuse a
@@ -211,7 +208,7 @@ class AdapterManager:
         The name of a lost adapter may be loaded again. If that fails, the name stays lost. `decide` is asked at the
         instant when the name gets its adapter: what was so when the call began may not be so any more.
         """
-        if self._registry.loss_of(asked.name) is not None:
+        if (old := self._registry.loaded(asked.name)) and self._registry.is_lost(old):
             return await self.update(asked, decide=decide)
         return await self._add(decide(await self._locate(asked)))
 
@@ -248,34 +245,33 @@ class AdapterManager:
             check()
             if self._registry.by_id(adapter.adapter_id) is None:
                 raise AdapterError(f"Version {adapter.version} of '{adapter.name}' was unloaded; load it again.")
-            if adapter.adapter_id in self._leaving:
+            if self.is_leaving(adapter):
                 raise AdapterError(f"Version {adapter.version} of '{adapter.name}' is leaving; load it again.")
             self._take_over(adapter, terms)
 
     def _take_over(self, adapter: Adapter, terms: Terms) -> None:
         if terms.mode is Mode.STAGE:
-            self._registry.stage(adapter)
-            self._kept.add(adapter.adapter_id)
+            self._registry.stage(adapter).is_kept = True
             return
         old = self._registry.switch(adapter)
-        self._kept.discard(adapter.adapter_id)
-        if terms.keeps_old and old != adapter:
-            self._kept.add(old.adapter_id)
+        if terms.keeps_old and old.adapter != adapter:
+            old.is_kept = True
         if terms.mode is Mode.SWITCH:
-            self._move(adapter, old, terms.keeps_kv)
+            self._move(adapter, old.adapter, terms.keeps_kv)
         self.retire(adapter.name)
 
     def _move(self, adapter: Adapter, old: Adapter, keeps_kv: bool) -> None:
         """Answers of the version before, and of those that are still leaving, go on under this one."""
         for one in self._registry.versions(adapter.name)[:-1]:
-            if one == old or one.adapter_id in self._leaving:
+            if one == old or self.is_leaving(one):
                 self._service.send(
                     MoveRequests(old=one.adapter_id, new=adapter.adapter_id, at=time.monotonic(), keeps_kv=keeps_kv)
                 )
 
     def is_leaving(self, adapter: Adapter) -> bool:
         """Whether a version leaves with its last user."""
-        return adapter.adapter_id in self._leaving
+        version = self._registry.version(adapter.adapter_id)
+        return version is not None and version.is_leaving
 
     def retire(self, name: str) -> None:
         """Versions that a name does not mean, and that are neither kept nor held, leave with their last users.
@@ -283,17 +279,15 @@ class AdapterManager:
         A lost version has no users: it is forgotten at once.
         """
         for one in self._registry.versions(name)[:-1]:
-            if one.adapter_id not in self._leaving and not self._is_wanted(one):
-                self._leaving.add(one.adapter_id)
+            version = self._registry.version(one.adapter_id)
+            if version and not (version.is_leaving or version.is_kept or any(holds(one) for holds in self.holders)):
+                version.is_leaving = True
                 with suppress(RequestError):  # the service is down, and all versions with it
                     self._service.send(
                         RemoveAdapter(adapter_id=one.adapter_id, at=time.monotonic(), takes_requests=True)
                     )
                 if self._registry.is_lost(one):
                     self._forget(one.adapter_id)
-
-    def _is_wanted(self, adapter: Adapter) -> bool:
-        return adapter.adapter_id in self._kept or any(holds(adapter) for holds in self.holders)
 
     async def _read(self, adapter: Adapter, asked: LoraPath, is_more: bool, former: Adapter | None = None) -> None:
         """Have a version read, checked and copied to the place of a former one, if there is room for both.
@@ -342,7 +336,6 @@ class AdapterManager:
     async def _remove(self, leavers: Iterable[Adapter]) -> bool:
         waits = []
         for one in leavers:
-            self._kept.discard(one.adapter_id)
             self._service.send(RemoveAdapter(adapter_id=one.adapter_id, at=time.monotonic()))
             waits.append(self._unloading.of(one.adapter_id))
         _, late = await asyncio.wait(waits, timeout=self._timeout_s)
@@ -352,8 +345,8 @@ class AdapterManager:
         for event in events:
             match event:
                 case AdapterAdded(adapter_id):
-                    self._served.add(adapter_id)
-                    self._registry.recover(adapter_id)
+                    if version := self._registry.version(adapter_id):
+                        version.has_served, version.loss = True, None
                     self._loading.resolve(adapter_id)
                 case AdapterRefused(others_serve=True):
                     self._warn(event)
@@ -373,15 +366,13 @@ class AdapterManager:
 
     def _refused(self, event: AdapterRefused) -> None:
         """An engine reads adapters after its start, and the folder of one may be gone or its weights bad."""
-        adapter_id = event.adapter_id
-        adapter = self._registry.by_id(adapter_id)
-        is_new = adapter_id not in self._served and not (
-            event.code is FaultCode.QUARANTINED and adapter is not None and adapter.owner is None
-        )
-        if adapter is None or is_new or adapter_id in self._leaving:
-            self._forget(adapter_id)
-            return
-        self._registry.lose(adapter, event.reason, event.code)
+        version = self._registry.version(event.adapter_id)
+        if version is None or version.is_leaving:
+            return self._forget(event.adapter_id)
+        adapter = version.adapter
+        if not version.has_served and (event.code is not FaultCode.QUARANTINED or adapter.owner is not None):
+            return self._forget(event.adapter_id)
+        version.loss = Fault(event.code, event.reason)
         self._warn(event)
         if self._reloads_changed and event.code is FaultCode.ADAPTER_CHANGED and self._registry.has(adapter):
             task = asyncio.get_running_loop().create_task(self._reload(adapter))
@@ -406,8 +397,6 @@ class AdapterManager:
         log_act("update", adapter.owner or "operator", "this server", outcome, **details)
 
     def _forget(self, adapter_id: AdapterId) -> None:
-        for known in (self._served, self._kept, self._leaving):
-            known.discard(adapter_id)
         self._registry.discard(adapter_id)
         self.on_gone(adapter_id)
 
