@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import threading
-import urllib.request
 import webbrowser
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +11,7 @@ from typing import Any
 
 from rota.commands.flags import config_file, make_command, quiet_flag, with_file
 from rota.commands.serve import chosen_engine, model_argument, serve_model
+from rota.commands.server_call import CallError, ask
 from rota.core.config import ServerConfig
 from rota.core.errors import ConfigError
 from rota.core.options import build, option, options_of
@@ -110,7 +109,7 @@ class DemoTraffic:
         self._pool.shutdown(cancel_futures=True)
 
     def _run(self, url: str) -> None:
-        names = _shown([model["id"] for model in _get(f"{url}/v1/models")["data"]])
+        names = _shown([model["id"] for model in ask(url, None, "/v1/models", timeout_s=TIMEOUT_S)["data"]])
         client = Client(
             requests=1_000_000,
             rate_per_s=self._rate,
@@ -121,21 +120,21 @@ class DemoTraffic:
             base_share=0.15,
         )
         before = 0.0
-        for ask in asks(client, seed=0):
+        for arrival in asks(client, seed=0):
             # Wait for pauses, not instants: after a delay there must be no burst.
-            if self._stopped.wait(ask.at - before):
+            if self._stopped.wait(arrival.at - before):
                 return
-            before = ask.at
+            before = arrival.at
             self._free_places.acquire()
             if not self._stopped.is_set():
-                self._pool.submit(self._ask, url, names[ask.adapter_id], ask)
+                self._pool.submit(self._ask, url, names[arrival.adapter_id], arrival)
 
-    def _ask(self, url: str, model: str, ask: Arrival) -> None:
-        prompt = PROMPTS[ask.number % len(PROMPTS)]
-        body = {"model": model, "prompt": prompt, "max_tokens": ask.output_tokens, "ignore_eos": True}
+    def _ask(self, url: str, model: str, arrival: Arrival) -> None:
+        prompt = PROMPTS[arrival.number % len(PROMPTS)]
+        body = {"model": model, "prompt": prompt, "max_tokens": arrival.output_tokens, "ignore_eos": True}
         try:
-            _get(f"{url}/v1/completions", body)
-        except OSError:
+            ask(url, None, "/v1/completions", body, TIMEOUT_S)
+        except CallError:
             pass  # the server stops, or the adapter was unloaded; the dashboard shows it
         finally:
             self._free_places.release()
@@ -144,10 +143,3 @@ class DemoTraffic:
 def _shown(names: list[str]) -> list[str]:
     """The base model first: its id is 0. Of the built-in adapters those that have a style."""
     return [name for name in names if (names[0], name) != (MODEL_NAME, CALLER)]
-
-
-def _get(url: str, body: dict[str, Any] | None = None) -> Any:
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:
-        return json.load(reply)

@@ -63,12 +63,6 @@ def parse_lora_path(entry: str) -> LoraPath:
     return _named(name, path, entry)
 
 
-def written_lora_path(entry: LoraPath) -> str:
-    """An entry that says the same."""
-    fields = {"lora_name": entry.name, "lora_path": entry.path, "pinned": entry.is_pinned, "weight": entry.weight}
-    return json.dumps(fields)
-
-
 def _from_json(text: str) -> LoraPath:
     try:
         fields = json.loads(text)

@@ -6,12 +6,12 @@ import weakref
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial, reduce
-from operator import is_, or_
+from operator import or_
 from typing import Any
 
 from rota.core.adapter import Extra
 from rota.core.config import CacheConfig, EngineConfig, FirstAdapters, LoraConfig, ModelConfig, SchedulerConfig
-from rota.core.lora_paths import LoraPath, parse_lora_paths, written_lora_path
+from rota.core.lora_paths import LoraPath, parse_lora_paths
 from rota.core.options import build
 from rota.core.policy_config import PolicyConfig
 from rota.engine.folders.builtin import builtin_adapters, builtin_model_folder
@@ -52,7 +52,7 @@ def locate_model(config: EngineConfig) -> EngineConfig:
         folder = builtin_model_folder(config.quiet)
         builtin = tuple(LoraPath(name=name, path=str(path), is_builtin=True) for name, path in found)
     model = replace(config.model, model_path=str(folder))
-    return _located(replace(config, model=model, builtin_adapters=builtin))
+    return replace(config, model=model, builtin_adapters=builtin)
 
 
 def sources_for(lora: LoraConfig) -> Sources:
@@ -66,17 +66,6 @@ def locator_for(lora: LoraConfig) -> Locator:
 def prefix_for(lora: LoraConfig) -> Prefix | None:
     """Where names that are not loaded are looked for. Raises ConfigError for a place that cannot be."""
     return None if lora.lora_resolver is None else Prefix(lora.lora_resolver)
-
-
-def _located(config: EngineConfig) -> EngineConfig:
-    """The same config; the adapters to start with that lie in sources have the addresses of what lies there now."""
-    asked = parse_lora_paths(config.lora.lora_paths)
-    located = locator_for(config.lora).locate_first(asked)
-    if all(map(is_, asked, located)):
-        return config  # nearly always: the entries need not be parsed again
-    pairs = zip(config.lora.lora_paths, asked, located, strict=True)
-    paths = tuple(entry if old is new else written_lora_path(new) for entry, old, new in pairs)
-    return replace(config, lora=replace(config.lora, lora_paths=paths))
 
 
 def with_first(config: EngineConfig, entries: Collection[LoraPath]) -> EngineConfig:
@@ -108,8 +97,11 @@ def told_later(config: EngineConfig) -> EngineConfig:
 
 
 def first_adapters(config: EngineConfig) -> list[LoraPath]:
-    """The adapters to start with: the built-in adapters, then the named ones. A named one replaces its namesake."""
-    asked = parse_lora_paths(config.lora.lora_paths)
+    """The adapters to start with: the built-in adapters, then the named ones. A named one replaces its namesake.
+
+    Those that lie in sources have the addresses of what lies there now, so this may block on the network.
+    """
+    asked = locator_for(config.lora).locate_first(parse_lora_paths(config.lora.lora_paths))
     taken = {entry.name for entry in asked}
     return [*(entry for entry in config.builtin_adapters if entry.name not in taken), *asked]
 
