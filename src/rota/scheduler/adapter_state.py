@@ -159,6 +159,7 @@ class Group:
         "blocks",
         "copy_s",
         "decoding",
+        "former",
         "is_pinned",
         "lengths",
         "prefilling",
@@ -175,8 +176,9 @@ class Group:
         "weight",
     )
 
-    def __init__(self, adapter: Adapter | None) -> None:
+    def __init__(self, adapter: Adapter | None, former: AdapterId | None = None) -> None:
         self.adapter = adapter  # None for the base model, which is never read or copied
+        self.former = former  # a version whose place it takes: it comes into a slot before it counts as added
         self.adapter_id: AdapterId = adapter.adapter_id if adapter else BASE
         self.weight = adapter.weight if adapter else 1.0
         self.is_pinned = adapter.is_pinned if adapter else False

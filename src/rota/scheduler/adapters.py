@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
 from dataclasses import replace
+from enum import Enum
 
 from rota.core.adapter import Adapter, changed_since
 from rota.core.errors import PASSING, Fault, FaultCode
@@ -24,11 +23,11 @@ from rota.core.messages import (
 from rota.policy.slot_policy import SlotPolicy
 from rota.scheduler.adapter_state import Group, Standing
 from rota.scheduler.plan_builder import PlanBuilder
-from rota.scheduler.reads import Fetching, IdleReads, finish_read, forget_copy
+from rota.scheduler.reads import Fetching, finish_read, forget_copy, order_read
 from rota.scheduler.slots import PageLedger
 from rota.scheduler.state import SchedulerState
 from rota.scheduler.turns import SlotCandidates, SlotMover, arrive, vacate
-from rota.scheduler.version_moves import VersionMoves
+from rota.scheduler.version_moves import move_requests
 
 # ── page limits ─────────────────────────────────────────────────────────────────────────────────────────────────────
 # Page limits say which adapters are too large for the pages and the places of matrices that slots share.
@@ -63,75 +62,52 @@ def _too_many(state: SchedulerState, group: Group, shared: PageLedger, count: in
     )
 
 
-# ── warm ups ────────────────────────────────────────────────────────────────────────────────────────────────────────
-# Warm-ups bring a new version of an adapter into a slot before its name means it.
+# ── arrivals ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# Arrivals are one table: of adapters whose clients wait for an answer, and of those that are known and were never read.
 
 
-class WarmUps:
-    """A version gets an empty slot, or that of an adapter without requests, if no absent adapter could use it.
+class Coming(Enum):
+    """What comes next for an adapter."""
 
-    Else its client is answered without one: no adapter waits longer for an update, but for the one copy that may be
-    under way.
-    """
+    TO_READ = "its first read"
+    BEING_READ = "the end of its first read"
+    TO_COPY = "a slot, before the name of this new version means it"
+    BEING_COPIED = "the end of its copy into that slot"
+    # Requests may ask for these already.
+    UNREAD = "a read as soon as nothing else is read"
+    PUT_OFF = "a read for its first request: its source was away"
 
-    def __init__(self, state: SchedulerState, candidates: SlotCandidates, mover: SlotMover) -> None:
-        self._state = state
-        self._candidates = candidates
-        self._mover = mover
-        self._former: dict[AdapterId, AdapterId] = {}  # of versions that are being read or wait, whose place they take
-        self._waiting: dict[AdapterId, Group] = {}  # they lie in host memory
-        self._copied: AdapterId | None = None  # whose copy is under way
 
-    def expect(self, group: Group, former: AdapterId) -> None:
-        """A version is being read that will take the place of a former one."""
-        self._former[group.adapter_id] = former
+NEVER_READ = (Coming.UNREAD, Coming.PUT_OFF)
 
-    def begin(self, group: Group) -> bool:
-        """A version lies in host memory; False if no place was promised to it."""
-        if group.adapter_id not in self._former or group.is_leaving:
-            return False
-        self._waiting[group.adapter_id] = group
-        return True
 
-    def forget(self, adapter_id: AdapterId) -> None:
-        """A version has its place, or needs none."""
-        self._former.pop(adapter_id, None)
-        self._waiting.pop(adapter_id, None)
-        if self._copied == adapter_id:
-            self._copied = None
+class Arrivals:
+    """The adapters of each stage, in the order in which they came to it."""
 
-    def order(self, builder: PlanBuilder, answer: Callable[[Group, float], None]) -> None:
-        """Once a pass, behind the turns. `answer` is called for versions that get no slot, or need no copy.
+    def __init__(self) -> None:
+        self._stages: dict[AdapterId, Coming] = {}
+        self._lines: dict[Coming, dict[AdapterId, Group]] = {stage: {} for stage in Coming}
 
-        One copy at a time, so that copies for requests wait for one at most.
-        """
-        while self._waiting and self._copied is None:
-            group = next(iter(self._waiting.values()))
-            self._move_in(builder, group)
-            residency = self._state.slots.residencies.get(group.adapter_id)
-            if residency is None or residency.is_ready:
-                self.forget(group.adapter_id)
-                answer(group, builder.now)
-                builder.ask_again(
-                    builder.now
-                )  # the turns of this pass are over, and requests may wait for this version
-            else:
-                del self._waiting[group.adapter_id]
-                self._copied = group.adapter_id
+    def put(self, group: Group, stage: Coming) -> None:
+        self.remove(group.adapter_id)
+        self._stages[group.adapter_id] = stage
+        self._lines[stage][group.adapter_id] = group
 
-    def _move_in(self, builder: PlanBuilder, group: Group) -> None:
-        state = self._state
-        is_there = group.adapter_id in state.slots.residencies
-        if is_there or group.is_leaving or not state.hosts.has(group.adapter_id):
-            return
-        unused = [one.adapter_id for one in self._candidates.idle() if not one.users]
-        if state.slots.surplus or state.slots.empty + len(unused) <= len(state.absent):
-            return
-        if not state.slots.empty:
-            former = self._former[group.adapter_id]
-            leaver = former if former in unused else state.slots.first_to_leave(unused)
-            vacate(state, state.groups[leaver], builder.now, SlotReason.IDLE)
-        self._mover.move_in(builder, group, SlotReason.NEW_VERSION)
+    def remove(self, adapter_id: AdapterId) -> None:
+        """Nothing is to come for an adapter any more."""
+        if stage := self._stages.pop(adapter_id, None):
+            del self._lines[stage][adapter_id]
+
+    def first(self, stage: Coming) -> Group | None:
+        return next(iter(self._lines[stage].values()), None)
+
+    def was_never_read(self, adapter_id: AdapterId) -> bool:
+        """Is it known, though it was never read?"""
+        return self._stages.get(adapter_id) in NEVER_READ
+
+    def is_unanswered(self, adapter_id: AdapterId) -> bool:
+        """Does the client that added it wait for an answer?"""
+        return adapter_id in self._stages and not self.was_never_read(adapter_id)
 
 
 # ── adapter lifecycle ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -142,36 +118,80 @@ class AdapterLifecycle:
     """Every request to add or remove an adapter is answered by an event: added, refused or removed."""
 
     def __init__(
-        self, state: SchedulerState, fetching: Fetching, idle_reads: IdleReads, warm_ups: WarmUps, policy: SlotPolicy
+        self,
+        state: SchedulerState,
+        fetching: Fetching,
+        candidates: SlotCandidates,
+        mover: SlotMover,
+        policy: SlotPolicy,
     ) -> None:
         self._state = state
         self._fetching = fetching
-        self._idle_reads = idle_reads
-        self._warm_ups = warm_ups
+        self._candidates = candidates
+        self._mover = mover
         self._policy = policy
-        self._version_moves = VersionMoves(state)
-        self._unanswered: set[AdapterId] = set()  # the clients that added them wait for an answer
-        self._to_fetch: deque[Group] = deque()
+        self._arrivals = Arrivals()
         self._to_drop: list[AdapterId] = []
+
+    # ── what a pass orders ───────────────────────────────────────────────────────────────────────────────────────────
 
     def give_orders(self, builder: PlanBuilder) -> None:
         """Once a pass, before all else: reads and drops that were decided between two steps go out with the next."""
-        self._state.hosts.begin_pass()
+        hosts = self._state.hosts
+        hosts.begin_pass()
         builder.drops.extend(self._to_drop)
         self._to_drop = []
-        # If there is no room for one new adapter, there is none for the others that are new.
-        while self._to_fetch and self._fetch_if_new(builder, self._to_fetch[0]):
-            self._to_fetch.popleft()
+        while group := self._arrivals.first(Coming.TO_READ):
+            # Its requests may have had it read meanwhile.
+            if not hosts.is_fetching(group.adapter_id) and not self._fetching.try_fetch(builder, group):
+                return  # if there is no room for one new adapter, there is none for the others that are new
+            self._arrivals.put(group, Coming.BEING_READ)
 
-    def _fetch_if_new(self, builder: PlanBuilder, group: Group) -> bool:
-        """Order the first read of an adapter, unless its requests had it read meanwhile; False if there is no room."""
-        hosts, adapter_id = self._state.hosts, group.adapter_id
-        is_new = self._state.groups.get(adapter_id) is group and adapter_id in self._unanswered
-        return not is_new or hosts.is_fetching(adapter_id) or self._fetching.try_fetch(builder, group)
+    def go_on(self, builder: PlanBuilder) -> None:
+        """Once a pass, behind the turns: what no request waits for."""
+        self._warm_up(builder)
+        self._read_idly(builder)
 
-    def warm_up(self, builder: PlanBuilder) -> None:
-        """Once a pass, behind the turns: new versions that were read come into slots that are free."""
-        self._warm_ups.order(builder, self._answer)
+    def _warm_up(self, builder: PlanBuilder) -> None:
+        """New versions that were read come into slots that are free; those that get none are answered without one.
+
+        One copy at a time, so that copies for requests wait for one at most.
+        """
+        arrivals = self._arrivals
+        while (group := arrivals.first(Coming.TO_COPY)) and not arrivals.first(Coming.BEING_COPIED):
+            self._move_in(builder, group)
+            residency = self._state.slots.residencies.get(group.adapter_id)
+            if residency is None or residency.is_ready:
+                self._answer(group, builder.now)
+                # The turns of this pass are over, and requests may wait for this version.
+                builder.ask_again(builder.now)
+            else:
+                arrivals.put(group, Coming.BEING_COPIED)
+
+    def _move_in(self, builder: PlanBuilder, group: Group) -> None:
+        """A version gets an empty slot, or that of an adapter without requests, if no absent adapter could use it."""
+        state = self._state
+        is_there = group.adapter_id in state.slots.residencies
+        if is_there or group.is_leaving or not state.hosts.has(group.adapter_id):
+            return
+        unused = [one.adapter_id for one in self._candidates.idle() if not one.users]
+        if state.slots.surplus or state.slots.empty + len(unused) <= len(state.absent):
+            return
+        if not state.slots.empty:
+            leaver = group.former if group.former in unused else state.slots.first_to_leave(unused)
+            vacate(state, state.groups[leaver], builder.now, SlotReason.IDLE)
+        self._mover.move_in(builder, group, SlotReason.NEW_VERSION)
+
+    def _read_idly(self, builder: PlanBuilder) -> None:
+        """Read an adapter that no request has asked for, while no other is read, and only into room that is free.
+
+        No adapter leaves host memory for it, and the disk is free for the adapters of requests, but for one read.
+        """
+        group, hosts = self._arrivals.first(Coming.UNREAD), self._state.hosts
+        if group and group.adapter and not hosts.reads and not hosts.is_full:
+            order_read(self._state, builder, group.adapter, is_idle=True)
+
+    # ── what happened ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def apply(self, message: AdapterMessage) -> None:
         match message:
@@ -198,18 +218,15 @@ class AdapterLifecycle:
         if reason := message.refusal or self._reason_against(adapter):
             self._refuse(adapter.adapter_id, at, reason, message.refusal_code)
             return
-        group = Group(adapter)
+        group = Group(adapter, message.former)
         self._state.groups[adapter.adapter_id] = group
         if group.is_pinned:
             self._state.pinned_groups[adapter.adapter_id] = group
         if message.is_read_later:
             self._know(group, at)
-            self._idle_reads.expect(group)
+            self._arrivals.put(group, Coming.UNREAD)
         else:
-            self._unanswered.add(adapter.adapter_id)
-            self._to_fetch.append(group)
-            if message.former is not None:
-                self._warm_ups.expect(group, message.former)
+            self._arrivals.put(group, Coming.TO_READ)
 
     def _know(self, group: Group, at: float) -> None:
         """Requests may ask for an adapter from now on."""
@@ -254,8 +271,9 @@ class AdapterLifecycle:
             self._failed(AdapterFailed(adapter_id=adapter_id, at=at, reason=reason))
             return
         self._state.slots.know(adapter_id, message.pages, message.matrices)
-        self._idle_reads.forget(adapter_id)
-        if not self._warm_ups.begin(group):
+        if group.former is not None and self._arrivals.is_unanswered(adapter_id) and not group.is_leaving:
+            self._arrivals.put(group, Coming.TO_COPY)
+        else:
             self._answer(group, at)
 
     def _seal(self, message: SealAdapter) -> None:
@@ -270,10 +288,9 @@ class AdapterLifecycle:
 
     def _answer(self, group: Group, at: float) -> None:
         """An adapter was read, and lies in a slot if one was free for it: its adder is told."""
-        if group.adapter_id in self._unanswered:
-            self._unanswered.remove(group.adapter_id)
+        if self._arrivals.is_unanswered(group.adapter_id):
             self._state.outbox.append(AdapterAdded(group.adapter_id, at, self._state.engine_id))
-        self._warm_ups.forget(group.adapter_id)
+        self._arrivals.remove(group.adapter_id)
         if not group.is_leaving:
             group.standing = Standing.KNOWN
         self._state.note_users(group)
@@ -286,7 +303,7 @@ class AdapterLifecycle:
         residency = self._state.slots.residencies.get(adapter_id)
         if residency is not None and not residency.is_ready:
             arrive(self._state, adapter_id, at)
-        if adapter_id in self._unanswered:
+        if self._arrivals.is_unanswered(adapter_id):
             self._answer(group, at)
         else:
             self.retire_if_done(group, at)
@@ -298,14 +315,13 @@ class AdapterLifecycle:
         group = state.groups.get(adapter_id)
         if group is None:
             return  # a step waited for this copy, and the adapter has been removed since
-        self._warm_ups.forget(adapter_id)
         self._drop(adapter_id, at)
         if adapter_id in state.slots.residencies:
             vacate(state, group, at, SlotReason.FAILED, detail=reason)
         self._end_users(group, Fault(message.code, reason, "model"), at)
         is_new = self._is_lost(group, message.code)
-        if is_new or adapter_id in self._unanswered:
-            self._unanswered.discard(adapter_id)
+        if is_new or self._arrivals.is_unanswered(adapter_id):
+            self._arrivals.remove(adapter_id)
             self._refuse(adapter_id, at, reason, message.code)
         if is_new:
             self._forget(group)
@@ -321,10 +337,10 @@ class AdapterLifecycle:
         """
         if code is FaultCode.ADAPTER_CHANGED:
             return not group.is_leaving
-        if group.standing is Standing.NEW or not self._idle_reads.has(group.adapter_id):
+        if not self._arrivals.was_never_read(group.adapter_id):
             return group.standing is Standing.NEW
         if code in PASSING:
-            self._idle_reads.put_off(group.adapter_id)
+            self._arrivals.put(group, Coming.PUT_OFF)
             return False
         return group.standing in (Standing.KNOWN, Standing.FAILED)
 
@@ -345,14 +361,14 @@ class AdapterLifecycle:
         self.retire_if_done(group, at)
 
     def _move(self, message: MoveRequests) -> None:
-        self._version_moves.apply(message)
+        move_requests(self._state, message)
         if group := self._state.groups.get(message.old):
             self.retire_if_done(group, message.at)
 
     def retire_if_done(self, group: Group, at: float) -> None:
         """Forget an adapter that is to leave, once no request uses it and no read or copy of it is under way."""
         state = self._state
-        is_on_its_way = group.adapter_id in self._unanswered or state.hosts.is_fetching(group.adapter_id)
+        is_on_its_way = self._arrivals.is_unanswered(group.adapter_id) or state.hosts.is_fetching(group.adapter_id)
         if not group.is_leaving or group.users or is_on_its_way:
             return
         residency = state.slots.residencies.get(group.adapter_id)
@@ -373,8 +389,7 @@ class AdapterLifecycle:
         del self._state.groups[group.adapter_id]
         self._state.slots.forget(group.adapter_id)
         self._state.absent.remove(group)
-        self._idle_reads.forget(group.adapter_id)
-        self._warm_ups.forget(group.adapter_id)
+        self._arrivals.remove(group.adapter_id)
         self._policy.forget(group.adapter_id)
 
     def _drop(self, adapter_id: AdapterId, at: float) -> None:

@@ -17,15 +17,12 @@ class HostLedger:
     def __init__(self, most: int) -> None:
         self._most = most
         self._held: dict[AdapterId, None] = {}  # longest unused first
-        self._fetching: set[AdapterId] = set()
-        self._far: set[AdapterId] = set()  # of these, those that come from sources
-        self._alone: AdapterId | None = None  # it is on its way, and no other is to be beside it
-        self._alone_until = 0.0
+        self._fetching: dict[AdapterId, tuple[Adapter, float]] = {}  # on their way, each since when
         self._is_awaited = False  # in this pass: one that is to be read alone waits for those that are on their way
 
     @property
     def is_full(self) -> bool:
-        return len(self._held) + len(self._fetching) >= self._most
+        return self.known >= self._most
 
     @property
     def known(self) -> int:
@@ -39,7 +36,7 @@ class HostLedger:
 
     def reads_like(self, is_far: bool) -> int:
         """How many are on their way from sources, or else from the disk."""
-        return len(self._far) if is_far else len(self._fetching) - len(self._far)
+        return sum(adapter.is_far == is_far for adapter, _ in self._fetching.values())
 
     @property
     def held(self) -> Collection[AdapterId]:
@@ -66,32 +63,23 @@ class HostLedger:
         While one that is to be read alone waits, no other begins, or its turn would never come. One that takes long,
         such as one from far away, keeps the others waiting for a while only.
         """
-        if self._alone is not None and now < self._alone_until:
+        alone_since = next((since for one, since in self._fetching.values() if one.is_read_alone), None)
+        if alone_since is not None and now < alone_since + ALONE_S:
             return False
         if adapter.is_read_alone:
-            self._is_awaited |= bool(self._fetching) and self._alone is None
+            self._is_awaited |= bool(self._fetching) and alone_since is None
             return not self._fetching
         return not self._is_awaited
 
     def begin_fetch(self, adapter: Adapter, now: float) -> None:
         """One more adapter is on its way; the caller has made room."""
         assert not self.is_full
-        self._fetching.add(adapter.adapter_id)
-        if adapter.is_far:
-            self._far.add(adapter.adapter_id)
-        if adapter.is_read_alone:
-            self._alone, self._alone_until = adapter.adapter_id, now + ALONE_S
+        self._fetching[adapter.adapter_id] = (adapter, now)
 
     def finish_fetch(self, adapter_id: AdapterId) -> None:
-        self._end_fetch(adapter_id)
+        self._fetching.pop(adapter_id, None)
         self._held[adapter_id] = None
 
     def forget(self, adapter_id: AdapterId) -> None:
-        self._end_fetch(adapter_id)
+        self._fetching.pop(adapter_id, None)
         self._held.pop(adapter_id, None)
-
-    def _end_fetch(self, adapter_id: AdapterId) -> None:
-        self._fetching.discard(adapter_id)
-        self._far.discard(adapter_id)
-        if self._alone == adapter_id:
-            self._alone = None

@@ -20,16 +20,11 @@ from rota.scheduler.state import SchedulerState
 # Reads bring adapters into host memory, and tell observers what lies there.
 
 
-def order_read(state: SchedulerState, builder: PlanBuilder, adapter: Adapter) -> None:
-    """An adapter will be read from disk with the next step; the caller has made room."""
-    builder.fetches.append(adapter)
-    _begin_read(state, builder, adapter)
-
-
-def order_idle_read(state: SchedulerState, builder: PlanBuilder, adapter: Adapter) -> None:
-    """The same for an adapter that no request waits for."""
-    builder.idle_fetches.append(adapter)
-    _begin_read(state, builder, adapter)
+def order_read(state: SchedulerState, builder: PlanBuilder, adapter: Adapter, is_idle: bool = False) -> None:
+    """An adapter will be read from disk with the next step; the caller has made room. `is_idle`: no request waits."""
+    (builder.idle_fetches if is_idle else builder.fetches).append(adapter)
+    state.hosts.begin_fetch(adapter, builder.now)
+    _tell(state, adapter.adapter_id, HostState.READING, builder.now)
 
 
 def finish_read(state: SchedulerState, fetched: AdapterFetched) -> None:
@@ -43,11 +38,6 @@ def forget_copy(state: SchedulerState, adapter_id: AdapterId, at: float) -> None
     if state.hosts.has(adapter_id) or state.hosts.is_fetching(adapter_id):
         _tell(state, adapter_id, HostState.GONE, at)
     state.hosts.forget(adapter_id)
-
-
-def _begin_read(state: SchedulerState, builder: PlanBuilder, adapter: Adapter) -> None:
-    state.hosts.begin_fetch(adapter, builder.now)
-    _tell(state, adapter.adapter_id, HostState.READING, builder.now)
 
 
 def _tell(
@@ -167,54 +157,18 @@ class HostVictims:
             self._idle.extend(idle_in_slots[:1])
 
 
-# ── read ahead ──────────────────────────────────────────────────────────────────────────────────────────────────────
-# Read-ahead orders adapters from disk that will come next, before a slot is free for them.
-
-# This many absent adapters, first due first, are to lie in host memory.
-MOST_AHEAD = 8
-# A disk reads one adapter after another, so an adapter that is due sooner waits for at most this many reads.
-MOST_READS = 2
-# Sources bring as many side by side, and the disk is free meanwhile.
-MOST_FAR_READS = 4
-
-
-class ReadAhead:
-    """Drops an adapter only for one that is wanted sooner, so no adapter is read twice before it is used."""
-
-    def __init__(self, state: SchedulerState, victims: HostVictims) -> None:
-        self._state = state
-        self._victims = victims
-
-    def order(self, builder: PlanBuilder) -> None:
-        """Once a pass, after the adapters that could come at once."""
-        hosts = self._state.hosts
-        for group in islice(self._state.absent, MOST_AHEAD):
-            if not self._is_missing(group):
-                continue
-            assert group.adapter is not None
-            is_far = group.adapter.is_far
-            if hosts.reads_like(is_far) >= (MOST_FAR_READS if is_far else MOST_READS):
-                continue
-            if not hosts.lets_read(group.adapter, builder.now):
-                continue
-            if hosts.is_full:
-                spare = self._victims.next_spare(builder.step_id, self._state.due_at(group))
-                if spare is None:
-                    return
-                self._victims.drop(builder, spare)
-            order_read(self._state, builder, group.adapter)
-
-    def _is_missing(self, group: Group) -> bool:
-        hosts, adapter_id = self._state.hosts, group.adapter_id
-        return group.standing is not Standing.NEW and not hosts.has(adapter_id) and not hosts.is_fetching(adapter_id)
-
-
 # ── fetching ────────────────────────────────────────────────────────────────────────────────────────────────────────
 # Fetching orders adapters from disk into host memory, and drops another adapter if host memory is full.
 
 # In a pass, behind the adapters that a policy names, this many are looked at to find some that should be read. This
 # many of all are tried.
 MOST_LOOKS, MOST_TRIES = 64, 8
+# This many absent adapters, first due first, are to lie in host memory before a slot is free for them.
+MOST_AHEAD = 8
+# A disk reads one adapter after another, so an adapter that is due sooner waits for at most this many reads ahead.
+MOST_READS = 2
+# Sources bring as many side by side, and the disk is free meanwhile.
+MOST_FAR_READS = 4
 
 
 class Fetching:
@@ -224,7 +178,6 @@ class Fetching:
         self._state = state
         self._admission = admission
         self._victims = HostVictims(state, self._wanted_at, keeps_running)
-        self._ahead = ReadAhead(state, self._victims)
         self._first: frozenset[AdapterId] = frozenset()
 
     def order(self, builder: PlanBuilder, first: list[AdapterId]) -> None:
@@ -238,7 +191,7 @@ class Fetching:
             wanted_at = self._wanted_at(group)
             if (no_room_from is None or wanted_at < no_room_from) and not self.try_fetch(builder, group):
                 no_room_from = wanted_at
-        self._ahead.order(builder)
+        self._read_ahead(builder)
 
     def try_fetch(self, builder: PlanBuilder, group: Group) -> bool:
         """Order an adapter into host memory, and drop another if it is full.
@@ -256,6 +209,23 @@ class Fetching:
             self._victims.drop(builder, victim)
         order_read(self._state, builder, group.adapter)
         return True
+
+    def _read_ahead(self, builder: PlanBuilder) -> None:
+        """Drops an adapter only for one that is wanted sooner, so no adapter is read twice before it is used."""
+        hosts = self._state.hosts
+        for group in filter(self._is_missing, islice(self._state.absent, MOST_AHEAD)):
+            assert group.adapter is not None
+            is_far = group.adapter.is_far
+            if hosts.reads_like(is_far) >= (MOST_FAR_READS if is_far else MOST_READS):
+                continue
+            if not hosts.lets_read(group.adapter, builder.now):
+                continue
+            if hosts.is_full:
+                spare = self._victims.next_spare(builder.step_id, self._state.due_at(group))
+                if spare is None:
+                    return
+                self._victims.drop(builder, spare)
+            order_read(self._state, builder, group.adapter)
 
     def _next_in_line(self, first: list[AdapterId]) -> Iterator[Group]:
         """Adapters that the policy names, then absent ones, first due first, up to the first that could come now."""
@@ -293,46 +263,3 @@ class Fetching:
         if group.adapter_id in self._first:
             return FIRST
         return (not self._admission.can_work(group), self._state.due_at(group))
-
-
-# ── idle reads ──────────────────────────────────────────────────────────────────────────────────────────────────────
-# Idle reads bring adapters into host memory that no request has asked for yet, one at a time.
-
-
-class IdleReads:
-    """The adapters that were added to be read later and were never read, in the order of their adding.
-
-    One is read while no other adapter is, and only into room that is free: no adapter leaves host memory for one that
-    no request has asked for. So the disk is free for the adapters of requests, but for one read.
-    """
-
-    def __init__(self, state: SchedulerState) -> None:
-        self._state = state
-        self._unread: dict[AdapterId, Group] = {}
-        self._put_off: set[AdapterId] = set()
-
-    def expect(self, group: Group) -> None:
-        """An adapter is known from now on, and is to be read."""
-        self._unread[group.adapter_id] = group
-
-    def has(self, adapter_id: AdapterId) -> bool:
-        """Whether an adapter is known, though it was never read."""
-        return adapter_id in self._unread or adapter_id in self._put_off
-
-    def put_off(self, adapter_id: AdapterId) -> None:
-        """The source of an adapter is away: it is read when a request asks for it, and not for want of other work."""
-        self._unread.pop(adapter_id, None)
-        self._put_off.add(adapter_id)
-
-    def forget(self, adapter_id: AdapterId) -> None:
-        """An adapter was read, could not be read, or is gone."""
-        self._unread.pop(adapter_id, None)
-        self._put_off.discard(adapter_id)
-
-    def order(self, builder: PlanBuilder) -> None:
-        """Once a pass, after the reads that requests wait for."""
-        hosts = self._state.hosts
-        if self._unread and not hosts.reads and not hosts.is_full:
-            group = next(iter(self._unread.values()))
-            assert group.adapter is not None
-            order_idle_read(self._state, builder, group.adapter)

@@ -36,7 +36,7 @@ from rota.policy.eviction import eviction
 from rota.policy.prefill_delayer import Alone, Exchange, PrefillDelayer
 from rota.policy.slot_policies import make_slot_policy
 from rota.policy.step_times import StepBudget
-from rota.scheduler.adapters import AdapterLifecycle, WarmUps
+from rota.scheduler.adapters import AdapterLifecycle
 from rota.scheduler.admission import Admission, Delays, RequestLimits
 from rota.scheduler.batch import Batch
 from rota.scheduler.newcomers import Newcomers, Seating
@@ -44,7 +44,7 @@ from rota.scheduler.plan_builder import InFlightStep, PlanBuilder
 from rota.scheduler.preemption import Sharing, Urgency
 from rota.scheduler.prefill import PrefillSharing
 from rota.scheduler.queues import MOST_LEFT_BEHIND
-from rota.scheduler.reads import Fetching, IdleReads
+from rota.scheduler.reads import Fetching
 from rota.scheduler.results import ResultWriter
 from rota.scheduler.sequence import Phase, Reason, Refusal, Sequence
 from rota.scheduler.standing import Standings, Standstills, refusal_of
@@ -206,9 +206,7 @@ class Scheduler:
         mover = SlotMover(self._state, is_overlapped, is_eager=config.overlap_depth > 1)
         shares = SlotShares(self._state, admission, candidates, mover)
         self._turns = Turns(self._state, admission, fetching, candidates, mover, shares, slot_policy)
-        self._idle_reads = IdleReads(self._state)
-        warm_ups = WarmUps(self._state, candidates, mover)
-        self._adapters = AdapterLifecycle(self._state, fetching, self._idle_reads, warm_ups, slot_policy)
+        self._adapters = AdapterLifecycle(self._state, fetching, candidates, mover, slot_policy)
         self._standings = Standings(self._state, candidates, slot_policy)
         self._standstills = Standstills(self._state, self._standings, standstill_s)
         self._steps_in_flight: dict[int, InFlightStep] = {}
@@ -316,8 +314,7 @@ class Scheduler:
         else:
             # Adapters come and go during a pause: a trainer loads its next one meanwhile.
             self._adapters.give_orders(builder)
-            self._adapters.warm_up(builder)
-            self._idle_reads.order(builder)
+            self._adapters.go_on(builder)
         self._standstills.note(builder, self._steps_in_flight.values())
         self._steps_in_flight[builder.step_id] = builder.step
         return builder.plan()
@@ -327,8 +324,7 @@ class Scheduler:
         self._lateness.hurry(now)
         self._adapters.give_orders(builder)
         self._turns.take(builder)
-        self._adapters.warm_up(builder)
-        self._idle_reads.order(builder)
+        self._adapters.go_on(builder)
         self._sharing.make_room(builder)
         self._urgency.make_room(builder)
         self._seating.sit_down(builder)

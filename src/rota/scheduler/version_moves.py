@@ -15,61 +15,61 @@ from rota.scheduler.sequence import Sequence
 from rota.scheduler.state import SchedulerState
 
 
-class VersionMoves:
-    """Every user of the old version becomes a user of the new one, with its tokens and its place among others."""
+def move_requests(state: SchedulerState, message: MoveRequests) -> None:
+    """Every user of the old version becomes a user of the new one, with its tokens and its place among others.
 
-    def __init__(self, state: SchedulerState) -> None:
-        self._state = state
+    Does nothing if either version is not there: the requests end under the version that they have.
+    """
+    old, new = state.groups.get(message.old), state.groups.get(message.new)
+    if old is None or new is None or new.standing is not Standing.KNOWN:
+        return
+    for sequence in [*old.queue]:
+        state.dequeue(sequence)
+        _rename(sequence, old, new)
+        state.enqueue(sequence)
+    for sequence in [*old.running_sequences()]:
+        # Of a prompt that is only read, half would be the old version's.
+        if message.keeps_kv and sequence.pooling is None:
+            _hand_over(state, sequence, old, new)
+        else:
+            _begin_again(state, sequence, old, new, message.at)
+    state.note_users(old)
+    state.note_users(new)
 
-    def apply(self, message: MoveRequests) -> None:
-        """Does nothing if either version is not there: the requests end under the version that they have."""
-        old, new = self._state.groups.get(message.old), self._state.groups.get(message.new)
-        if old is None or new is None or new.standing is not Standing.KNOWN:
-            return
-        for sequence in [*old.queue]:
-            self._state.dequeue(sequence)
-            self._rename(sequence, old, new)
-            self._state.enqueue(sequence)
-        for sequence in [*old.running_sequences()]:
-            # Of a prompt that is only read, half would be the old version's.
-            if message.keeps_kv and sequence.pooling is None:
-                self._hand_over(sequence, old, new)
-            else:
-                self._begin_again(sequence, old, new, message.at)
-        self._state.note_users(old)
-        self._state.note_users(new)
 
-    def _begin_again(self, sequence: Sequence, old: Group, new: Group, at: float) -> None:
-        """Back to the queue; the tokens stay, the KV is computed again by the new version."""
-        self._state.stand_up(sequence)
-        sequence.refusal = None
-        self._rename(sequence, old, new)
-        self._state.enqueue(sequence)
-        self._state.outbox.append(Preempted(sequence.request_id, at))
+def _begin_again(state: SchedulerState, sequence: Sequence, old: Group, new: Group, at: float) -> None:
+    """Back to the queue; the tokens stay, the KV is computed again by the new version."""
+    state.stand_up(sequence)
+    sequence.refusal = None
+    _rename(sequence, old, new)
+    state.enqueue(sequence)
+    state.outbox.append(Preempted(sequence.request_id, at))
 
-    def _hand_over(self, sequence: Sequence, old: Group, new: Group) -> None:
-        """Without a row: the device learns of a row's adapter when a sequence sits down there."""
-        state, blocks = self._state, len(sequence.held_blocks)
-        if sequence.row is not None:
-            state.lose_row(sequence)
-        state.count_blocks(sequence, -blocks)
-        state.group_sizes.shrink(old.running)
-        old.part(sequence)
-        self._rename(sequence, old, new)
-        state.group_sizes.grow(new.running)
-        new.take_rowless(sequence)
-        state.count_blocks(sequence, blocks)
-        sequence.is_mixed = True
 
-    def _rename(self, sequence: Sequence, old: Group, new: Group) -> None:
-        old.exit(sequence.account)
-        new.enter(sequence.account)
-        if sequence.moved_from is None:
-            sequence.moved_from = old.adapter
-        sequence.request = replace(sequence.request, adapter_id=new.adapter_id)
-        # Names of blocks begin with the version, so that no KV is found under another.
-        sequence.block_keys = []
-        sequence.found = 0
+def _hand_over(state: SchedulerState, sequence: Sequence, old: Group, new: Group) -> None:
+    """Without a row: the device learns of a row's adapter when a sequence sits down there."""
+    blocks = len(sequence.held_blocks)
+    if sequence.row is not None:
+        state.lose_row(sequence)
+    state.count_blocks(sequence, -blocks)
+    state.group_sizes.shrink(old.running)
+    old.part(sequence)
+    _rename(sequence, old, new)
+    state.group_sizes.grow(new.running)
+    new.take_rowless(sequence)
+    state.count_blocks(sequence, blocks)
+    sequence.is_mixed = True
+
+
+def _rename(sequence: Sequence, old: Group, new: Group) -> None:
+    old.exit(sequence.account)
+    new.enter(sequence.account)
+    if sequence.moved_from is None:
+        sequence.moved_from = old.adapter
+    sequence.request = replace(sequence.request, adapter_id=new.adapter_id)
+    # Names of blocks begin with the version, so that no KV is found under another.
+    sequence.block_keys = []
+    sequence.found = 0
 
 
 def tell_move(state: SchedulerState, sequence: Sequence, at: float) -> None:
