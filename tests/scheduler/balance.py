@@ -33,7 +33,7 @@ def check_balance(scheduler: Scheduler) -> None:
     assert {*map(id, state.sequences.values())} == {*map(id, running), *map(id, waiting)}
     assert state.pinned_groups == {a: group for a, group in state.groups.items() if group.is_pinned}
     unused = Group(None)
-    written = unused.users or unused.tenants.main or unused.priorities or unused.lengths
+    written = unused.users or unused.tenants or unused.priorities or unused.lengths
     assert not written, "the queues that unused adapters share are not empty"
     for group in state.groups.values():
         assert group.prefilling == sorted(group.prefilling, key=arrival)

@@ -72,4 +72,4 @@ def test_requests_that_have_ended_are_forgotten_long_before_they_would_be_late()
         ask(stage, f"r{number}", at=0.0, first_token_s=1e9)
         stage.leave(f"r{number}")
 
-    assert len(stage.scheduler._lateness._due) < 100
+    assert len(stage.scheduler._state.punctual._heap) < 100

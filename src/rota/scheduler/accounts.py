@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import heapq
-import math
 from collections import OrderedDict
 from itertools import islice
 
 from rota.core.ids import AdapterId
 from rota.core.tenant import Tenant
 from rota.policy.fairness import joins_at, share, units
+from rota.scheduler.lazy_heap import LazyHeap
 
 # One step of priority counts as this many seconds: of earlier arrival for a request among those of its tenant, and of
 # service that a tenant has not got among tenants.
 PRIORITY_HEAD_START_S = 10.0
-# Places in the line that are no longer valid are cleared away when they are more than this.
-MOST_LEFT_BEHIND = 64
 # The estimate of what a unit of service takes covers about this many steps.
 REMEMBERED_STEPS = 16
 # Such as a token of a prompt takes on a fast GPU; the first steps correct it.
@@ -79,9 +76,8 @@ class Accounts:
         self._accounts: dict[str, Account] = {}
         self.active: dict[str, Account] = {}  # those with open requests
         self.weights = 0.0  # of the active ones
-        # The active ones by rank, as a heap. A place is corrected only when it comes to the top.
-        self._line: list[tuple[float, str]] = []
-        self._placed: dict[str, float] = {}  # the rank of each one's valid place
+        # The active ones by rank, and by name. A place is corrected only when it comes to the top.
+        self._line: LazyHeap[Account] = LazyHeap()
         self._round: OrderedDict[str, None] = OrderedDict()  # the active ones, each in its turn
         self._unit_s = FIRST_UNIT_S
 
@@ -103,7 +99,7 @@ class Accounts:
             self._round[account.name] = None
         account.renew(tenant)
         account.open += 1
-        if self._placed.get(account.name, math.inf) > account.rank:
+        if account not in self._line or self._line.order_of(account) > (account.rank, account.name):
             self._place(account)
         if account.weight != weight:
             self._weigh()
@@ -114,7 +110,8 @@ class Accounts:
         account.open -= 1
         if account.open:
             return
-        del self.active[account.name], self._placed[account.name], self._round[account.name]
+        del self.active[account.name], self._round[account.name]
+        self._line.remove(account)
         self._weigh()
         # What a tenant has got ahead of others counts when it comes back, but only while there are others.
         least_s = min((one.service_s for one in self.active.values()), default=account.service_s)
@@ -123,15 +120,13 @@ class Accounts:
     def in_turn(self, most: int) -> list[Account]:
         """Some of the active ones: those of the lowest rank, first by rank, and as many others in their turn."""
         found: list[Account] = []
-        while len(found) < most and self._line:
-            rank, name = heapq.heappop(self._line)
-            if self._placed.get(name) != rank:
-                continue  # this place is no longer its tenant's
-            account = self.active[name]
-            if account.rank > rank:
+        while len(found) < most and (place := self._line.top()):
+            order, _, account = place
+            if (account.rank, account.name) > order:
                 self._place(account)
             else:
                 found.append(account)
+                self._line.remove(account)
         for account in found:
             self._place(account)
         for name in list(islice(self._round, most)):
@@ -141,12 +136,7 @@ class Accounts:
         return found
 
     def _place(self, account: Account) -> None:
-        self._placed[account.name] = account.rank
-        if len(self._line) > MOST_LEFT_BEHIND + 2 * len(self._placed):
-            self._line = [(rank, name) for name, rank in self._placed.items()]
-            heapq.heapify(self._line)
-        else:
-            heapq.heappush(self._line, (account.rank, account.name))
+        self._line.put(account, (account.rank, account.name))
 
     def charge(self, account: Account, prompt_tokens: int, decodes: int) -> None:
         """A step is planned with these tokens of a tenant. What they take is estimated from earlier steps."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
@@ -13,6 +12,7 @@ from itertools import chain, islice
 from rota.core.adapter import Adapter
 from rota.core.ids import BASE, AdapterId, RequestId
 from rota.scheduler.accounts import Account
+from rota.scheduler.lazy_heap import LazyHeap
 from rota.scheduler.queues import FairQueue
 from rota.scheduler.sequence import Phase, Sequence
 
@@ -63,61 +63,6 @@ class AnswerLengths:
         return means
 
 
-# ── main tenant ─────────────────────────────────────────────────────────────────────────────────────────────────────
-# Counts an adapter's open requests by tenant, and knows the tenant with most of them without a look at all tenants.
-
-# Entries that no longer hold are cleared away when they are more than this, and more than those that hold.
-MOST_LEFT_BEHIND = 64
-
-
-class TenantCounts:
-    """A heap of counts; an entry is compared with the present count only when it comes to the top."""
-
-    __slots__ = ("_accounts", "_counts", "_heap")  # every adapter has one, used or not
-
-    def __init__(self) -> None:
-        self._counts: dict[str, int] = {}
-        self._accounts: dict[str, Account] = {}
-        self._heap: list[tuple[int, str]] = []  # the largest count first, then by name
-
-    def enter(self, account: Account) -> bool:
-        """One open request more; True if it is the first of its tenant."""
-        name = account.name
-        count = self._counts.get(name, 0) + 1
-        self._accounts[name] = account
-        self._note(name, count)
-        return count == 1
-
-    def exit(self, account: Account) -> bool:
-        """One open request less; True if it was the last of its tenant."""
-        name = account.name
-        count = self._counts[name] - 1
-        if count:
-            self._note(name, count)
-            return False
-        del self._counts[name], self._accounts[name]
-        return True
-
-    @property
-    def main(self) -> Account | None:
-        """The tenant with most open requests."""
-        heap = self._heap
-        while heap:
-            count, name = heap[0]
-            if self._counts.get(name) == -count:
-                return self._accounts[name]
-            heapq.heappop(heap)
-        return None
-
-    def _note(self, name: str, count: int) -> None:
-        self._counts[name] = count
-        if len(self._heap) > MOST_LEFT_BEHIND + 2 * len(self._counts):
-            self._heap = [(-own, one) for one, own in self._counts.items()]
-            heapq.heapify(self._heap)
-        else:
-            heapq.heappush(self._heap, (-count, name))
-
-
 # ── group ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 # A group is one adapter with its requests: those that wait, those that run, and what they took so far.
 
@@ -141,7 +86,8 @@ class Standing(Enum):
 
 # Stand for the queues of every adapter that had no request yet, and stay empty. Thousands of adapters may be known, and
 # few are asked for: queues of their own would take a kilobyte each.
-_QUEUE, _TENANTS, _LENGTHS = FairQueue(), TenantCounts(), AnswerLengths()
+_QUEUE, _LENGTHS = FairQueue(), AnswerLengths()
+_TENANTS: LazyHeap[Account] = LazyHeap()
 _SEQUENCES: list[Sequence] = []
 _PRIORITIES: Counter[int] = Counter()
 
@@ -184,7 +130,7 @@ class Group:
         self.is_pinned = adapter.is_pinned if adapter else False
         self.standing = Standing.NEW if adapter else Standing.KNOWN
         self.queue = _QUEUE
-        self.tenants = _TENANTS  # of open requests
+        self.tenants = _TENANTS  # with open requests here, most first and then by name
         self.prefilling = _SEQUENCES  # all three lists are sorted by arrival, so the newest is last
         self.decoding = _SEQUENCES
         self.rowless = _SEQUENCES  # they hold KV, and their rows were given to other sequences
@@ -222,7 +168,7 @@ class Group:
     @property
     def main_account(self) -> Account | None:
         """The tenant with most open requests here: the slot of this adapter counts as its slot."""
-        return self.tenants.main
+        return self.tenants.first()
 
     @property
     def wants_slot(self) -> bool:
@@ -305,17 +251,26 @@ class Group:
         """A tenant has one open request more here."""
         if self.queue is _QUEUE:
             self._open_books()
-        if self.tenants.enter(account) and self.adapter is not None:
+        if self._count(account, 1) == 1 and self.adapter is not None:
             account.adapters[self.adapter_id] = None
 
     def _open_books(self) -> None:
-        self.queue, self.tenants, self.lengths = FairQueue(), TenantCounts(), AnswerLengths()
+        self.queue, self.tenants, self.lengths = FairQueue(), LazyHeap(), AnswerLengths()
         self.prefilling, self.decoding, self.rowless = [], [], []
         self.priorities = Counter()
 
     def exit(self, account: Account) -> None:
-        if self.tenants.exit(account):
+        if not self._count(account, -1):
             account.adapters.pop(self.adapter_id, None)
+
+    def _count(self, account: Account, more: int) -> int:
+        """A tenant has so many open requests more here; tells how many it has now."""
+        count = more - (self.tenants.order_of(account)[0] if account in self.tenants else 0)
+        if count:
+            self.tenants.put(account, (-count, account.name))
+        else:
+            self.tenants.remove(account)
+        return count
 
     def join(self, sequence: Sequence, phase: Phase) -> None:
         """Take part in steps from now on."""

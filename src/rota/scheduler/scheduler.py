@@ -6,7 +6,6 @@ slots, tokens in flight), so at depth 2 the next plan can be made before the tok
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
 
 from rota.core.capacity import Capacity
@@ -43,7 +42,6 @@ from rota.scheduler.newcomers import Newcomers, Seating
 from rota.scheduler.plan_builder import InFlightStep, PlanBuilder
 from rota.scheduler.preemption import Sharing, Urgency
 from rota.scheduler.prefill import PrefillSharing
-from rota.scheduler.queues import MOST_LEFT_BEHIND
 from rota.scheduler.reads import Fetching
 from rota.scheduler.results import ResultWriter
 from rota.scheduler.sequence import Phase, Reason, Refusal, Sequence
@@ -135,33 +133,24 @@ class Pauses:
 LATE_HEAD_START_S = 60.0
 
 
-class Lateness:
-    """A late request takes no turn of a tenant that has got less, and makes no adapter's slot come sooner."""
+def expect_lateness(state: SchedulerState, sequence: Sequence) -> None:
+    if (age_s := sequence.request.first_token_s) is not None:
+        state.punctual.put(sequence, (sequence.request.arrived_at + age_s, sequence.request_id))
 
-    def __init__(self, state: SchedulerState) -> None:
-        self._state = state
-        self._due: list[tuple[float, RequestId]] = []  # a heap; it may hold requests that have ended
 
-    def expect(self, sequence: Sequence) -> None:
-        if (age_s := sequence.request.first_token_s) is not None:
-            self._clear_away()
-            heapq.heappush(self._due, (sequence.request.arrived_at + age_s, sequence.request_id))
+def hurry(state: SchedulerState, now: float) -> None:
+    """Move those that have become late.
 
-    def hurry(self, now: float) -> None:
-        """Move those that have become late."""
-        while self._due and self._due[0][0] <= now:
-            sequence = self._state.sequences.get(heapq.heappop(self._due)[1])
-            if sequence is None or sequence.output_length:
-                continue
-            arrived_at, request_id = sequence.arrival
-            sequence.turn = (arrived_at - LATE_HEAD_START_S, request_id)
-            if sequence.phase is Phase.WAITING:
-                self._state.group_of(sequence).queue.move(sequence)
-
-    def _clear_away(self) -> None:
-        if len(self._due) > MOST_LEFT_BEHIND + 2 * len(self._state.sequences):
-            self._due = [entry for entry in self._due if entry[1] in self._state.sequences]
-            heapq.heapify(self._due)
+    A late request takes no turn of a tenant that has got less, and makes no adapter's slot come sooner.
+    """
+    while (place := state.punctual.top()) and place[0][0] <= now:
+        sequence = state.punctual.take()[2]
+        if sequence.output_length:
+            continue
+        arrived_at, request_id = sequence.arrival
+        sequence.turn = (arrived_at - LATE_HEAD_START_S, request_id)
+        if sequence.phase is Phase.WAITING:
+            state.group_of(sequence).queue.move(sequence)
 
 
 class Scheduler:
@@ -196,7 +185,6 @@ class Scheduler:
         self._sharing = Sharing(self._state, admission)
         self._seating = Seating(self._state, self._sharing)
         self._urgency = Urgency(self._state, admission)
-        self._lateness = Lateness(self._state)
         self._prompts = PrefillSharing(self._state, self._batch)
         self._newcomers = Newcomers(self._state, admission, delays, self._prompts, config.prefill_max_requests)
         is_overlapped = lora.enable_lora_overlap_loading
@@ -299,7 +287,7 @@ class Scheduler:
             self._state.outbox.append(refused)
         else:
             sequence = self._state.open(request)
-            self._lateness.expect(sequence)
+            expect_lateness(self._state, sequence)
             if self._config.enable_prefix_caching:
                 self._lookup.expect(sequence)
 
@@ -321,7 +309,7 @@ class Scheduler:
 
     def _fill(self, builder: PlanBuilder, now: float) -> None:
         self._lookup.begin_pass(self._state.step_s)
-        self._lateness.hurry(now)
+        hurry(self._state, now)
         self._adapters.give_orders(builder)
         self._turns.take(builder)
         self._adapters.go_on(builder)

@@ -17,6 +17,7 @@ from rota.scheduler.accounts import Accounts
 from rota.scheduler.adapter_state import Group
 from rota.scheduler.blocks import BlockLedger
 from rota.scheduler.hosts import HostLedger
+from rota.scheduler.lazy_heap import LazyHeap
 from rota.scheduler.plan_builder import PlanBuilder
 from rota.scheduler.rows import RowLedger
 from rota.scheduler.sequence import Arrival, Phase, Reason, Refusal, Sequence
@@ -188,6 +189,7 @@ class SchedulerState:
         self.groups: dict[AdapterId, Group] = {BASE: self.base}
         self.pinned_groups: dict[AdapterId, Group] = {}
         self.sequences: dict[RequestId, Sequence] = {}  # every open one
+        self.punctual: LazyHeap[Sequence] = LazyHeap()  # those that may become late, by when they do
         self.waiting = 0
         self.running_count = 0  # sequences that hold KV: those that run, and those that are parked
         self.priorities: Counter[int] = Counter()  # of the open ones
@@ -274,6 +276,7 @@ class SchedulerState:
             self.stand_up(sequence)
         sequence.phase = Phase.FINISHED
         del self.sequences[sequence.request_id]
+        self.punctual.remove(sequence)
         group.exit(sequence.account)
         self.accounts.close(sequence.account)
         self._forget_priority(sequence.request.priority)

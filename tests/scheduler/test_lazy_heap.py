@@ -4,7 +4,7 @@ import gc
 
 from rota.core.tenant import SOLE_TENANT
 from rota.scheduler.accounts import Account
-from rota.scheduler.queues import WaitingQueue
+from rota.scheduler.lazy_heap import LazyHeap
 from rota.scheduler.sequence import Sequence
 from tests.builders import request
 
@@ -13,10 +13,14 @@ def sequence(id: str, arrived_at: float) -> Sequence:
     return Sequence(request(id, arrived_at=arrived_at), limit=10, account=Account(SOLE_TENANT))
 
 
+def put(queue: LazyHeap[Sequence], one: Sequence) -> None:
+    queue.put(one, one.arrival)
+
+
 def test_the_first_is_who_arrived_first_and_then_by_id():
-    queue = WaitingQueue()
+    queue = LazyHeap()
     for id, arrived_at in (("b", 1.0), ("a", 1.0), ("c", 0.5)):
-        queue.push(sequence(id, arrived_at))
+        put(queue, sequence(id, arrived_at))
 
     served = []
     while first := queue.first():
@@ -26,12 +30,12 @@ def test_the_first_is_who_arrived_first_and_then_by_id():
 
 
 def test_one_that_comes_back_keeps_its_place():
-    queue = WaitingQueue()
+    queue = LazyHeap()
     early, late = sequence("early", 0.0), sequence("late", 1.0)
-    queue.push(early)
-    queue.push(late)
+    put(queue, early)
+    put(queue, late)
     queue.remove(early)
-    queue.push(early)
+    put(queue, early)
 
     assert queue.first() is early
     queue.remove(early)
@@ -40,10 +44,10 @@ def test_one_that_comes_back_keeps_its_place():
 
 
 def test_one_that_leaves_from_the_middle_is_not_met_again():
-    queue = WaitingQueue()
+    queue = LazyHeap()
     first, middle, last = (sequence(id, at) for at, id in enumerate("abc"))
     for one in (first, middle, last):
-        queue.push(one)
+        put(queue, one)
     queue.remove(middle)
     queue.remove(first)
 
@@ -52,11 +56,11 @@ def test_one_that_leaves_from_the_middle_is_not_met_again():
 
 
 def test_those_who_leave_behind_one_who_stays_are_let_go():
-    queue = WaitingQueue()
-    queue.push(sequence("stays", 0.0))
+    queue = LazyHeap()
+    put(queue, sequence("stays", 0.0))
     for number in range(1000):
         leaver = sequence(f"leaver{number}", 1.0)
-        queue.push(leaver)
+        put(queue, leaver)
         queue.remove(leaver)
 
     kept = [one for one in gc.get_objects() if isinstance(one, Sequence) and one.request_id.startswith("leaver")]
