@@ -81,7 +81,7 @@ class Coming(Enum):
 NEVER_READ = (Coming.UNREAD, Coming.PUT_OFF)
 
 
-class Arrivals:
+class AdapterArrivals:
     """The adapters of each stage, in the order in which they came to it."""
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ class AdapterLifecycle:
         self._candidates = candidates
         self._mover = mover
         self._policy = policy
-        self._arrivals = Arrivals()
+        self._arrivals = AdapterArrivals()
         self._to_drop: list[AdapterId] = []
 
     # ── what a pass orders ───────────────────────────────────────────────────────────────────────────────────────────
