@@ -35,7 +35,6 @@ from rota import LLM, SamplingParams
 from rota.core.config import EngineConfig, ModelConfig, SchedulerConfig
 from rota.core.events import Event, Finished, Produced
 from rota.core.ids import RequestId
-from rota.core.messages import Submit
 from rota.core.request import Request
 from rota.engine.build import build_engine
 from rota.engine.cpu.processor import this_processor
@@ -118,7 +117,7 @@ def rota_server(service: InProcessService, finished: threading.Semaphore) -> flo
         sampling = SamplingParams(max_new_tokens=output, temperature=0.0)
         request_id = RequestId(f"{started_at}-{number}")
         service.send(
-            Submit(Request(request_id=request_id, prompt=tuple(prompt), sampling=sampling, arrived_at=time.monotonic()))
+            Request(request_id=request_id, prompt=tuple(prompt), sampling=sampling, arrived_at=time.monotonic())
         )
     for _ in plan:
         finished.acquire()

@@ -32,7 +32,7 @@ from rota.core.config import CacheConfig, EngineConfig, LoraConfig, ModelConfig,
 from rota.core.events import AdapterAdded, AdapterRefused, Event, Finished, Produced
 from rota.core.ids import RequestId
 from rota.core.lora_paths import LoraPath
-from rota.core.messages import AddAdapter, Submit
+from rota.core.messages import AddAdapter
 from rota.core.policy_config import PolicyConfig
 from rota.core.request import Request, SamplingParams
 from rota.engine.build import build_engine
@@ -83,11 +83,7 @@ class Client:
         request_id, now = RequestId(name), time.monotonic()
         self.recorder.asked(request_id, ask.adapter_id, now)
         self.service.send(
-            Submit(
-                Request(
-                    request_id=request_id, prompt=prompt, sampling=sampling, arrived_at=now, adapter_id=ask.adapter_id
-                )
-            )
+            Request(request_id=request_id, prompt=prompt, sampling=sampling, arrived_at=now, adapter_id=ask.adapter_id)
         )
 
     def _deliver(self, events: list[Event]) -> None:

@@ -14,7 +14,7 @@ from rota.core.capacity import Capacity
 from rota.core.config import LoraConfig, SchedulerConfig
 from rota.core.events import Event, Finished
 from rota.core.ids import BASE, AdapterId, RequestId
-from rota.core.messages import AdapterFetched, AdapterReady, AddAdapter, Message, Submit
+from rota.core.messages import AdapterFetched, AdapterReady, AddAdapter, Message
 from rota.core.plan import StepPlan, StepResult
 from rota.core.policy_config import PolicyConfig
 from rota.core.request import Request, SamplingParams
@@ -93,7 +93,7 @@ class Stage:
             priority=ask.priority,
             tenant=Tenant(name=ask.tenant) if ask.tenant else SOLE_TENANT,
         )
-        self.scheduler.apply(Submit(request))
+        self.scheduler.apply(request)
 
     def step(self, note: Callable[[], Any]) -> StepPlan:
         """One step; `note` is called when its plan begins and when it ends."""

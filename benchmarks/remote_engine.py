@@ -31,7 +31,6 @@ import rota.commands.engines
 from rota.core.config import EngineConfig
 from rota.core.events import Event, Finished, Produced
 from rota.core.ids import RequestId
-from rota.core.messages import Submit
 from rota.core.request import Request, SamplingParams
 from rota.runtime.process import EngineProcess
 from rota.runtime.supervisor import NewEngine, SupervisedService
@@ -90,10 +89,10 @@ class Bench:
                     self._said.set()
 
 
-def submit(number: int, tokens: int) -> Submit:
+def submit(number: int, tokens: int) -> Request:
     prompt = tuple((number * 7919 + place * 104_729) % 100_000 for place in range(PROMPT_TOKENS))
     sampling = SamplingParams(max_new_tokens=tokens, ignore_eos=True)
-    return Submit(Request(request_id=RequestId(f"r{number}"), prompt=prompt, sampling=sampling, arrived_at=0.0))
+    return Request(request_id=RequestId(f"r{number}"), prompt=prompt, sampling=sampling, arrived_at=0.0)
 
 
 @contextmanager

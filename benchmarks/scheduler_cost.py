@@ -16,7 +16,7 @@ from rota.core.adapter import Adapter
 from rota.core.capacity import Capacity
 from rota.core.config import LoraConfig, SchedulerConfig
 from rota.core.ids import BASE, AdapterId, RequestId
-from rota.core.messages import AdapterFetched, AdapterReady, AddAdapter, Submit
+from rota.core.messages import AdapterFetched, AdapterReady, AddAdapter
 from rota.core.plan import StepPlan, StepResult
 from rota.core.policy_config import PolicyConfig
 from rota.core.request import Request, SamplingParams
@@ -57,17 +57,15 @@ class Device:
         return plan, committed_at - committing_at + planned_at - started_at
 
 
-def submit(number: int, adapter: AdapterId = BASE) -> Submit:
+def submit(number: int, adapter: AdapterId = BASE) -> Request:
     sampling = SamplingParams(max_new_tokens=100_000, stop_token_ids=frozenset({2}))
     tokens = tuple(number * 31 % 997 + i for i in range(200))
-    return Submit(
-        Request(
-            request_id=RequestId(f"cmpl-{number:08d}"),
-            prompt=tokens,
-            sampling=sampling,
-            arrived_at=number * 1e-6,
-            adapter_id=adapter,
-        )
+    return Request(
+        request_id=RequestId(f"cmpl-{number:08d}"),
+        prompt=tokens,
+        sampling=sampling,
+        arrived_at=number * 1e-6,
+        adapter_id=adapter,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from rota.core.adapter import Adapter
 from rota.core.capacity import Capacity
 from rota.core.ids import BASE, AdapterId, RequestId
-from rota.core.messages import Abort, AddAdapter, Submit
+from rota.core.messages import Abort, AddAdapter
 from rota.core.request import Pooling, Request, SamplingParams
 from rota.core.tenant import SOLE_TENANT, Tenant
 
@@ -46,8 +46,8 @@ def request(
     )
 
 
-def submit(id: str = "r0", **fields: Any) -> Submit:
-    return Submit(request(id, **fields))
+def submit(id: str = "r0", **fields: Any) -> Request:
+    return request(id, **fields)
 
 
 def abort(id: str = "r0", at: float = 0.0) -> Abort:

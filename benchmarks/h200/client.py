@@ -15,7 +15,7 @@ from pathlib import Path
 from rota.core.adapter import Adapter
 from rota.core.events import Event, Finished
 from rota.core.ids import AdapterId, RequestId
-from rota.core.messages import Abort, AddAdapter, Message, RemoveAdapter, Submit
+from rota.core.messages import Abort, AddAdapter, Message, RemoveAdapter
 from rota.core.request import Request, SamplingParams
 from rota.observe.summary import Recorder
 from rota.workload.arrivals import Arrival, Visit, asks, visits
@@ -98,11 +98,7 @@ class ServiceClient:
         self._open[request_id] = client
         self.recorder.asked(request_id, ask.adapter_id if counts_as is None else counts_as, now)
         self.send(
-            Submit(
-                Request(
-                    request_id=request_id, prompt=prompt, sampling=sampling, arrived_at=now, adapter_id=ask.adapter_id
-                )
-            )
+            Request(request_id=request_id, prompt=prompt, sampling=sampling, arrived_at=now, adapter_id=ask.adapter_id)
         )
         if ask.leaves_after_s is not None:
             self._at(now + ask.leaves_after_s, partial(self._leave, request_id))

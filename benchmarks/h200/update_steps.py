@@ -13,7 +13,7 @@ from typing import Any
 from rota.core.adapter import Adapter
 from rota.core.events import AdapterAdded, AdapterRefused, Event, Finished
 from rota.core.ids import AdapterId, RequestId
-from rota.core.messages import Abort, AddAdapter, RemoveAdapter, Submit
+from rota.core.messages import Abort, AddAdapter, RemoveAdapter
 from rota.core.request import Request, SamplingParams
 from rota.llm.config import build_device, engine_config
 from rota.runtime.process import SWITCH_S
@@ -64,7 +64,7 @@ class Engine:
             arrived_at=time.monotonic(),
             adapter_id=AdapterId(adapter),
         )
-        self.service.send(Submit(request))
+        self.service.send(request)
 
     def leave(self, count: int) -> None:
         for number in range(count):

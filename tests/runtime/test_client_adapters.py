@@ -12,8 +12,9 @@ from rota.core.config import EngineConfig
 from rota.core.errors import AdapterError, EngineDiedError, FaultCode, ModelError
 from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, EngineRestarted, FinishReason
 from rota.core.ids import AdapterId
-from rota.core.messages import AddAdapter, Message, MoveRequests, RemoveAdapter, Submit
+from rota.core.messages import AddAdapter, Message, MoveRequests, RemoveAdapter
 from rota.core.plan import StepPlan
+from rota.core.request import Request
 from rota.runtime.client import EngineClient, early_of
 from rota.runtime.live import MOST_CHECKED
 from rota.runtime.service import BuildDevice, InProcessService, Service, ServicePhase
@@ -136,8 +137,8 @@ class Noting(InProcessService):
     def send(self, message: Message) -> None:
         if isinstance(message, AddAdapter):
             self.told.append(("added", message.adapter.adapter_id))
-        if isinstance(message, Submit):
-            self.told.append(("asked", message.request.adapter_id))
+        if isinstance(message, Request):
+            self.told.append(("asked", message.adapter_id))
         super().send(message)
 
 

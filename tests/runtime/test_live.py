@@ -135,9 +135,7 @@ def test_the_live_world_gives_the_tokens_of_a_faultless_run():
 
     run(Scheduler(SchedulerConfig(), device.capacity), LiveWorld(device, inbox), emit)
 
-    assert outputs(events) == {
-        message.request.request_id: continuation(message.request.prompt, 12) for message in requests
-    }
+    assert outputs(events) == {message.request_id: continuation(message.prompt, 12) for message in requests}
 
 
 def test_a_socket_is_an_inbox_that_a_stop_closes(tmp_path):

@@ -41,7 +41,7 @@ def test_the_engine_of_a_paused_service_dies_and_the_next_one_is_paused_too():
         assert "new" not in outputs(listener.events)
         service.send(Resume(0.0))
         assert listener.wait_for_ending("new").reason is FinishReason.LENGTH
-        assert outputs(listener.events)["new"] == continuation(new.request.prompt, 5)
+        assert outputs(listener.events)["new"] == continuation(new.prompt, 5)
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_a_request_is_answered(slow, listener):
     slow.send(message)
 
     assert listener.wait_for_ending("a").reason is FinishReason.LENGTH
-    assert outputs(listener.events)["a"] == continuation(message.request.prompt, 5)
+    assert outputs(listener.events)["a"] == continuation(message.prompt, 5)
 
 
 def test_readiness_tells_the_capacity(slow):

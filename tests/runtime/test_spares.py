@@ -57,7 +57,7 @@ def serve_again(service: SupervisedService, listener: Listener, name: str) -> in
     asked = submit(name, max_new_tokens=5)
     service.send(asked)
     assert listener.wait_for_ending(name).reason is FinishReason.LENGTH
-    assert outputs(listener.events)[name] == continuation(asked.request.prompt, 5)
+    assert outputs(listener.events)[name] == continuation(asked.prompt, 5)
     return service.engine_pid
 
 

@@ -49,7 +49,7 @@ def test_a_killed_engine_fails_the_open_requests_at_once_and_the_next_request_su
         again = submit("again", max_new_tokens=5)
         service.send(again)
         assert listener.wait_for_ending("again").reason is FinishReason.LENGTH
-        assert outputs(listener.events)["again"] == continuation(again.request.prompt, 5)
+        assert outputs(listener.events)["again"] == continuation(again.prompt, 5)
         assert service.engine_pid != pid
         assert len(listener.threads) == 1
         [restart] = [event for event in listener.events if isinstance(event, EngineRestarted)]
@@ -107,7 +107,7 @@ def test_a_new_engine_knows_the_adapters_that_were_added_and_not_removed():
         for message in asked:
             service.send(message)
         assert listener.wait_for_ending("for 1").reason is FinishReason.LENGTH
-        assert outputs(listener.events)["for 1"] == continuation(asked[0].request.prompt, 4)
+        assert outputs(listener.events)["for 1"] == continuation(asked[0].prompt, 4)
         for number in (2, 3):
             assert listener.wait_for_ending(f"for {number}").fault.code is FaultCode.UNKNOWN_ADAPTER
 

@@ -7,7 +7,6 @@ import pytest
 from rota.core.config import SchedulerConfig
 from rota.core.events import Admitted, DrainChanged, Finished, Preempted, SlotChanged, SlotState
 from rota.core.ids import AdapterId, RequestId
-from rota.core.messages import Submit
 from rota.core.policy_config import PolicyConfig
 from rota.scheduler.newcomers import MOST_OVERTAKES
 from tests.builders import add_adapter, capacity, request, submit
@@ -190,7 +189,7 @@ def test_one_that_was_preempted_keeps_its_first_arrival():
 
 def ask_with_priority(stage: Stage, id: str, priority: int, at: float, adapter: int = 0, **fields) -> None:
     asked = request(id, arrived_at=at, adapter=AdapterId(adapter), **fields)
-    stage.tell(Submit(replace(asked, priority=priority)))
+    stage.tell(replace(asked, priority=priority))
 
 
 @pytest.mark.parametrize(("came_at", "first"), [(9.0, "urgent"), (11.0, "patient")])

@@ -55,7 +55,7 @@ def asked(draw: st.DrawFn) -> tuple[float, Message]:
 
 @settings(max_examples=50, deadline=None)
 @given(
-    st.lists(asked(), min_size=5, max_size=40, unique_by=lambda one: one[1].request.request_id),
+    st.lists(asked(), min_size=5, max_size=40, unique_by=lambda one: one[1].request_id),
     st.integers(1, 3),
     st.sampled_from([0.05, 0.3, 1.0]),
     st.sampled_from([1, 2]),

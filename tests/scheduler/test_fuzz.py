@@ -27,7 +27,7 @@ from rota.core.events import (
     SlotState,
 )
 from rota.core.ids import AdapterId, RequestId
-from rota.core.messages import Abort, AddAdapter, Message, MoveRequests, RemoveAdapter, Submit
+from rota.core.messages import Abort, AddAdapter, Message, MoveRequests, RemoveAdapter
 from rota.core.policy_config import PolicyConfig
 from rota.core.request import Request
 from rota.core.tenant import SOLE_TENANT, Tenant
@@ -175,7 +175,7 @@ def asked_of(dice: random.Random, number: int, added_at: float, tenants: tuple[T
             cache_scope=dice.choice(["", "", "other"]),
             priority=dice.choice([0, 0, 0, 1]),
         )
-        messages.append((at, Submit(replace(asked, first_token_s=dice.choice([None, None, 0.5, 5.0])))))
+        messages.append((at, replace(asked, first_token_s=dice.choice([None, None, 0.5, 5.0]))))
         if dice.random() < 0.2:
             left_at = at + dice.randint(0, 25)
             messages.append((left_at, abort(asked.request_id, at=left_at)))
@@ -247,10 +247,9 @@ def check_answers(case: Case, device: WatchfulDevice, events: list[Event]) -> No
     assert device.mixed <= {one.request_id for one in said(events, Moved) if one.kept_kv}
     ended, answers = endings(events), outputs(events)
     aborted = {message.request_id for _, message in case.messages if isinstance(message, Abort)}
-    for _, message in case.messages:
-        if not isinstance(message, Submit):
+    for _, asked in case.messages:
+        if not isinstance(asked, Request):
             continue
-        asked = message.request
         end, answer = ended.pop(asked.request_id), answers.get(asked.request_id, [])
         right = expected(asked, case.found)
         is_whole = end.reason in (FinishReason.LENGTH, FinishReason.STOP)
@@ -319,8 +318,8 @@ def test_an_adapter_that_is_unloaded_before_its_first_read_is_read_once_for_its_
     """Host memory has room for one adapter; when there is room, a request and the client that added it both want it."""
     first = request("first", prompt=1, max_new_tokens=3, adapter=AdapterId(4), priority=-1)
     last = request("last", prompt=1, max_new_tokens=1, adapter=AdapterId(1), arrived_at=2.5)
-    messages: Timed = [(0.0, add_adapter(4)), (0.0, Submit(first)), (0.0, add_adapter(6))]
-    messages += [(0.0, RemoveAdapter(adapter_id=AdapterId(6), at=0.0)), (2.5, add_adapter(1, 2.5)), (2.5, Submit(last))]
+    messages: Timed = [(0.0, add_adapter(4)), (0.0, first), (0.0, add_adapter(6))]
+    messages += [(0.0, RemoveAdapter(adapter_id=AdapterId(6), at=0.0)), (2.5, add_adapter(1, 2.5)), (2.5, last)]
     messages.append((3.0, RemoveAdapter(adapter_id=AdapterId(1), at=3.0)))
     check(
         Case(

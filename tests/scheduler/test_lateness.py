@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from rota.core.ids import AdapterId
-from rota.core.messages import Submit
 from rota.core.tenant import Tenant
 from rota.scheduler.scheduler import LATE_HEAD_START_S
 from tests.builders import request
@@ -14,7 +13,7 @@ from tests.scheduler.stage import Stage, seated
 
 def ask(stage: Stage, id: str, at: float, first_token_s: float | None = None, adapter: int = 0, **fields) -> None:
     asked = request(id, arrived_at=at, adapter=AdapterId(adapter), **fields)
-    stage.tell(Submit(replace(asked, first_token_s=first_token_s)))
+    stage.tell(replace(asked, first_token_s=first_token_s))
 
 
 @pytest.mark.parametrize(

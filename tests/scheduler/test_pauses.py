@@ -13,6 +13,7 @@ from rota.core.errors import FaultCode
 from rota.core.events import AdapterAdded, AdapterRemoved, Event, Explained, FinishReason, PauseChanged, Produced
 from rota.core.ids import AdapterId, RequestId
 from rota.core.messages import AbortAll, Explain, Message, Pause, RemoveAdapter, Resume
+from rota.core.request import Request
 from tests.builders import abort, add_adapter, capacity, request, submit
 from tests.fakes import FakeDevice, continuation
 from tests.worlds import endings, outputs, serve
@@ -54,7 +55,7 @@ def test_whatever_comes_between_pauses_every_request_ends_once_with_the_right_to
     events = serve(script, FakeDevice(found), SchedulerConfig(chunked_prefill_size=16), depth)
 
     given_tokens, ended = outputs(events), endings(events)
-    asked = {message.request.request_id: message.request for _, message in script if hasattr(message, "request")}
+    asked = {message.request_id: message for _, message in script if isinstance(message, Request)}
     assert set(ended) == set(asked)
     for request_id, one in asked.items():
         answer = continuation(one.prompt, one.sampling.max_new_tokens)

@@ -34,16 +34,14 @@ def test_prompts_are_pooled_whole_among_requests_that_are_answered(depth, chunk)
     ended = endings(events)
 
     for _, message in messages[1:]:
-        asked, end = message.request, ended[message.request.request_id]
+        asked, end = message, ended[message.request_id]
         if asked.pooling is None:
             assert end.embedding is None
         else:
             assert end.embedding == pytest.approx(embedding(asked.prompt, asked.pooling))
             assert (end.reason, end.output_tokens) == (FinishReason.STOP, 0)
     assert outputs(events) == {
-        message.request.request_id: continuation(message.request.prompt, 4)
-        for _, message in messages[1:]
-        if message.request.pooling is None
+        message.request_id: continuation(message.prompt, 4) for _, message in messages[1:] if message.pooling is None
     }
     assert not any(pool.pooling == "last" for plan in device.plans for pool in plan.pools if not plan.sampled_rows)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rota.core.config import SchedulerConfig
 from rota.core.events import Event, Finished, Preempted, Produced
 from rota.core.ids import AdapterId
-from rota.core.messages import Message, Submit
+from rota.core.messages import Message
 from rota.core.policy_config import PolicyConfig
 from rota.policy.slot_policies.rotate import STEADY_STEPS
 from rota.policy.visits import MOST_VISITS, STALL_STEPS, TURN_STEPS
@@ -67,7 +67,7 @@ def crowds(draw: st.DrawFn, adapters: int) -> Messages:
             asked = request(
                 f"r{number}-{turn}", adapter=AdapterId(number), prompt=9, max_new_tokens=length, arrived_at=at
             )
-            messages.append((at, Submit(replace(asked, priority=draw(st.sampled_from([0, 0, 0, 1, -1]))))))
+            messages.append((at, replace(asked, priority=draw(st.sampled_from([0, 0, 0, 1, -1])))))
             if draw(st.integers(0, 4)) == 0:
                 left_at = at + draw(st.integers(0, 100)) / 50
                 messages.append((left_at, abort(asked.request_id, left_at)))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rota.core.config import LoraConfig, SchedulerConfig
 from rota.core.events import Admitted, Explained, Finished, FinishReason, Inspected, Preempted, Whereabouts
 from rota.core.ids import AdapterId, RequestId, Row
-from rota.core.messages import Explain, Inspect, Message, Submit
+from rota.core.messages import Explain, Inspect, Message
 from rota.core.plan import StepPlan
 from rota.core.policy_config import PolicyConfig
 from rota.core.tenant import Tenant
@@ -357,7 +357,7 @@ def test_rows_change_hands_nearly_every_step_and_no_prompt_is_computed_twice():
     for number in range(18):
         adapter = AdapterId(1 + number % 6)
         asked = request(f"r{number}", prompt=20, max_new_tokens=30, arrived_at=1.0 + number / 9, adapter=adapter)
-        messages.append((asked.arrived_at, Submit(asked)))
+        messages.append((asked.arrived_at, asked))
     for depth in (1, 2):
         found = capacity(blocks=200, rows=4, slots=2)
         device = FakeDevice(found)
@@ -386,7 +386,7 @@ def test_one_without_a_row_goes_on_when_the_one_that_has_the_row_gives_up_its_kv
         request("grows", prompt=9, max_new_tokens=25, adapter=AdapterId(1)),
     ]
     messages: list[tuple[float, Message]] = [(0.0, add_adapter(number)) for number in (1, 2)]
-    messages += [(0.0, Submit(one)) for one in asked]
+    messages += [(0.0, one) for one in asked]
     found = capacity(blocks=5, block_size=8, rows=1, slots=1)
     config = SchedulerConfig(chunked_prefill_size=6, enable_prefix_caching=False)
     lora = LoraConfig(max_loaded_loras=1, enable_lora_overlap_loading=False)
@@ -404,7 +404,7 @@ def test_nobody_is_preempted_for_an_urgent_request_that_gets_no_row_by_it():
         request("urgent", prompt=13, max_new_tokens=29, arrived_at=11.0, priority=1),
     ]
     messages: list[tuple[float, Message]] = [(0.0, add_adapter(number)) for number in (2, 3)]
-    messages += [(one.arrived_at, Submit(one)) for one in asked]
+    messages += [(one.arrived_at, one) for one in asked]
     found = capacity(blocks=26, block_size=8, rows=1, slots=1)
     config = SchedulerConfig(chunked_prefill_size=10, enable_prefix_caching=False)
     lora = LoraConfig(enable_lora_overlap_loading=False)

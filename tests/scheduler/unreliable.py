@@ -9,8 +9,9 @@ from dataclasses import replace
 
 from rota.core.events import AdapterRefused, AdapterRemoved, Event
 from rota.core.ids import AdapterId, RequestId
-from rota.core.messages import AdapterFailed, AdapterFetched, AdapterReady, Message, Submit
+from rota.core.messages import AdapterFailed, AdapterFetched, AdapterReady, Message
 from rota.core.plan import NO_TOKEN, StepPlan, StepResult
+from rota.core.request import Request
 from rota.sim.world import Finish
 from tests.fakes import FakeDevice
 from tests.worlds import STEP_S, DeviceWorld
@@ -94,8 +95,8 @@ class UnreliableWorld(DeviceWorld):
     def receive(self, until: float) -> list[Message] | None:
         messages = super().receive(until)
         for message in messages or []:
-            if isinstance(message, Submit):
-                self.asked.add(message.request.request_id)
+            if isinstance(message, Request):
+                self.asked.add(message.request_id)
             if isinstance(message, AdapterFetched):
                 self.held.add(message.adapter_id)
             if isinstance(message, AdapterFetched | AdapterReady | AdapterFailed):

@@ -10,7 +10,7 @@ import pytest
 
 from rota.core.config import ServerConfig
 from rota.core.errors import ConfigError
-from rota.core.messages import Submit
+from rota.core.request import Request
 from rota.runtime.registry import Registry
 from rota.server.access.access import Access
 from rota.server.access.exposure import check_exposure, describe, is_local_name, is_loopback, load_refusal
@@ -206,7 +206,7 @@ def test_a_keys_priority_goes_to_its_requests(tmp_path):
         for route, body in (("/v1/completions", PROMPT), ("/generate", {"text": "abc"})):
             assert httpx.post(url + route, json=body, headers={"x-api-key": "soon"}).status_code == 200
 
-    assert [message.request.priority for message in service.sent if isinstance(message, Submit)] == [7, 7]
+    assert [message.priority for message in service.sent if isinstance(message, Request)] == [7, 7]
 
 
 def test_when_a_first_token_is_wanted_goes_with_the_requests_of_a_key_that_may_say_so(tmp_path):
@@ -220,7 +220,7 @@ def test_when_a_first_token_is_wanted_goes_with_the_requests_of_a_key_that_may_s
             for route, body in (("/v1/completions", PROMPT), ("/generate", {"text": "abc"})):
                 assert httpx.post(url + route, json=body, headers=headers).status_code == 200
 
-    wanted = [message.request.first_token_s for message in service.sent if isinstance(message, Submit)]
+    wanted = [message.first_token_s for message in service.sent if isinstance(message, Request)]
     assert wanted == [0.25, 0.25, None, None]
 
 

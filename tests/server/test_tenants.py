@@ -9,7 +9,6 @@ from typing import Any
 import httpx
 import pytest
 
-from rota.core.messages import Submit
 from rota.core.request import Request
 from rota.core.tenant import SOLE_TENANT, Tenant
 from rota.runtime.registry import Registry
@@ -41,7 +40,7 @@ def requests_sent(folder: Path, keys: KeyRing | None, **headers: str) -> list[Re
         service.wait_until_ready(TIMEOUT_S)  # requests wait for a start, and a probe does not
         answers = [client.post(route, json=body) for route, body in CALLS.items()]
         assert [answer.status_code for answer in [*answers, client.get("/health_generate")]] == [200] * 4
-    return [message.request for message in service.sent if isinstance(message, Submit)]
+    return [message for message in service.sent if isinstance(message, Request)]
 
 
 def test_a_request_carries_the_share_and_the_limits_of_its_key(tmp_path):

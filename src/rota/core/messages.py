@@ -1,4 +1,4 @@
-"""Messages tell the scheduler what happened."""
+"""Messages tell the scheduler what happened. A request is one itself: a client sends it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,6 @@ from rota.core.adapter import Adapter
 from rota.core.errors import Fault, FaultCode
 from rota.core.ids import AdapterId, RequestId
 from rota.core.request import Request
-
-
-@dataclass(frozen=True, slots=True)
-class Submit:
-    """A client sends a request."""
-
-    request: Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,4 +170,4 @@ class ServedElsewhere:
 Query = Explain | Inspect | FlushCache
 AdapterOutcome = AdapterFetched | AdapterReady | AdapterFailed | SlotsGrew
 AdapterMessage = AddAdapter | RemoveAdapter | MoveRequests | SealAdapter | AdapterOutcome
-Message = Submit | Abort | AbortAll | ServedElsewhere | Pause | Resume | AdapterMessage | Query
+Message = Request | Abort | AbortAll | ServedElsewhere | Pause | Resume | AdapterMessage | Query

@@ -17,7 +17,8 @@ from rota.core.capacity import Capacity
 from rota.core.errors import AdapterError, EngineDiedError, Fault, FaultCode, RequestError
 from rota.core.events import AdapterAdded, AdapterRefused, Event, Finished
 from rota.core.ids import AdapterId, RequestId
-from rota.core.messages import AddAdapter, Message, MoveRequests, Pause, RemoveAdapter, Resume, Submit
+from rota.core.messages import AddAdapter, Message, MoveRequests, Pause, RemoveAdapter, Resume
+from rota.core.request import Request
 from rota.runtime.live import MOST_CHECKED
 from rota.runtime.service import Deliver, Service, ServicePhase, ServiceState
 
@@ -109,9 +110,9 @@ class EngineClient:
         return capacity
 
     def send(self, message: Message) -> None:
-        asked = {message.request.request_id} if isinstance(message, Submit) else set[RequestId]()
+        asked = {message.request_id} if isinstance(message, Request) else set[RequestId]()
         with self._changed:
-            if self._is_closed and isinstance(message, Submit | AddAdapter | Pause):
+            if self._is_closed and isinstance(message, Request | AddAdapter | Pause):
                 raise RequestError(Fault(FaultCode.STOPPING, "The server is stopping and takes no more requests."))
             self._open |= asked
         try:
@@ -188,8 +189,8 @@ class EngineClient:
 
 def _named_in(message: Message) -> tuple[AdapterId, ...]:
     match message:
-        case Submit(request):
-            return (request.adapter_id,)
+        case Request(adapter_id=adapter_id):
+            return (adapter_id,)
         case RemoveAdapter(adapter_id=adapter_id):
             return (adapter_id,)
         case MoveRequests(old=old, new=new):

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Generic, Protocol
+from typing import Any, Generic, Protocol
 
 from rota.core.adapter import Adapter
 from rota.core.grammar import Grammar
 from rota.core.ids import AdapterId, RequestId
-from rota.core.messages import Abort, AbortAll, AddAdapter, Message, Submit
+from rota.core.messages import Abort, AbortAll, AddAdapter, Message
 from rota.core.plan import StepPlan, StepResult
+from rota.core.request import Request
 from rota.runtime.heartbeat import BEAT_S, Heartbeat
 from rota.runtime.world import ChecksAdapters, Device, FollowsGrammars, Ticket, WorksWhileIdle
 
@@ -27,30 +28,32 @@ Prepare = Callable[[Grammar, Callable[[], None]], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared(Submit):
-    """A request that was held back; its grammar is ready."""
+class Prepared:
+    """The grammar of a request that was held back is ready. The scheduler does not hear of it."""
+
+    request_id: RequestId
 
 
 class Preparation:
     """For the loop's thread. A request keeps the time of its arrival, so it keeps its place."""
 
-    def __init__(self, prepare: Prepare, post: Callable[[Message], None]) -> None:
+    def __init__(self, prepare: Prepare, post: Callable[[Any], None]) -> None:
         self._prepare = prepare
         self._post = post
-        self._held: dict[RequestId, Submit] = {}
+        self._held: dict[RequestId, Request] = {}
 
-    def sift(self, messages: Iterable[Message]) -> list[Message]:
+    def sift(self, messages: Iterable[Message | Prepared]) -> list[Message]:
         """The messages that the scheduler shall hear now."""
         return [heard for message in messages for heard in self._heard(message)]
 
-    def _heard(self, message: Message) -> Iterable[Message]:
+    def _heard(self, message: Message | Prepared) -> Iterable[Message]:
         match message:
-            case Prepared(request):
-                return self._released(request.request_id)
-            case Submit(request) if request.sampling.grammar is not None:
-                if not self._prepare(request.sampling.grammar, partial(self._post, Prepared(request))):
+            case Prepared(request_id):
+                return self._released(request_id)
+            case Request(request_id=request_id, sampling=sampling) if sampling.grammar is not None:
+                if not self._prepare(sampling.grammar, partial(self._post, Prepared(request_id))):
                     return (message,)
-                self._held[request.request_id] = message
+                self._held[request_id] = message
                 return ()
             case Abort(request_id):
                 # The scheduler must know it first: every request ends with an event.
@@ -60,7 +63,7 @@ class Preparation:
                 return (*held.values(), message)
         return (message,)
 
-    def _released(self, request_id: RequestId) -> Iterable[Submit]:
+    def _released(self, request_id: RequestId) -> Iterable[Request]:
         """Nothing if its client has left meanwhile."""
         held = self._held.pop(request_id, None)
         return () if held is None else (held,)

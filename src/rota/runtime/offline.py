@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from rota.core.adapter import Adapter
 from rota.core.errors import StuckError
 from rota.core.ids import AdapterId, RequestId
-from rota.core.messages import Abort, AddAdapter, Message, Submit
+from rota.core.messages import Abort, AddAdapter, Message
 from rota.core.request import Request
 from rota.runtime.doorbell import Doorbell
 
@@ -61,7 +61,7 @@ class OfflineInbox:
         while self._unsent and len(self._open) < self._max_open:
             request = self._unsent.popleft()
             self._open.add(request.request_id)
-            self._messages.append(Submit(request))
+            self._messages.append(request)
         if not self._messages:
             if not self._open:
                 return None

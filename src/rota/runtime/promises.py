@@ -22,7 +22,8 @@ from rota.core.events import (
     HostState,
 )
 from rota.core.ids import FIRST_ENGINE, AdapterId, EngineId, RequestId
-from rota.core.messages import AddAdapter, Message, Pause, RemoveAdapter, Resume, SealAdapter, Submit
+from rota.core.messages import AddAdapter, Message, Pause, RemoveAdapter, Resume, SealAdapter
+from rota.core.request import Request
 
 Judged = Callable[[AddAdapter], AddAdapter]
 
@@ -53,8 +54,8 @@ class Promises:
 
     def note_message(self, message: Message) -> None:
         match message:
-            case Submit(request):
-                self._requests[request.request_id] = _Open(request.adapter_id, len(request.prompt))
+            case Request(request_id=request_id, adapter_id=adapter_id, prompt=prompt):
+                self._requests[request_id] = _Open(adapter_id, len(prompt))
             case AddAdapter(adapter=adapter, is_known=is_known):
                 (self._known if is_known else self._coming)[adapter.adapter_id] = adapter
             case RemoveAdapter(adapter_id=adapter_id):

@@ -74,7 +74,7 @@ class ServiceState:
 class Service(Protocol):
     """Every message gets its answer, whatever happens to the engine.
 
-    A `Submit` ends in exactly one `Finished`. An `AddAdapter` ends in `AdapterAdded` or `AdapterRefused`. A
+    A `Request` ends in exactly one `Finished`. An `AddAdapter` ends in `AdapterAdded` or `AdapterRefused`. A
     `RemoveAdapter` ends in `AdapterRemoved`, or in `AdapterRefused` if the adapter was not known.
     """
 

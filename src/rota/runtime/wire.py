@@ -1,6 +1,6 @@
 """Records travel between server and engine process as tagged lists in msgpack, one list in a ZeroMQ message.
 
-server   PUSH ── Submit, Abort, UploadPiece, Stop ─▶ PULL   engine
+server   PUSH ── Request, Abort, UploadPiece, Stop ─▶ PULL  engine
 server   PULL ◀── Building, Ready, Alive, Event …, Failed ── PUSH   engine
 """
 

@@ -25,7 +25,6 @@ from rota.core.messages import (
     RemoveAdapter,
     Resume,
     ServedElsewhere,
-    Submit,
 )
 from rota.core.plan import StepPlan, StepResult
 from rota.core.policy_config import PolicyConfig
@@ -224,8 +223,8 @@ class Scheduler:
 
     def apply(self, message: Message) -> None:
         match message:
-            case Submit(request):
-                self._submit(request)
+            case Request():
+                self._submit(message)
             case Abort() | AbortAll():
                 self._abort(message)
             case ServedElsewhere(tenant, prompt_tokens, decodes):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from rota.core.errors import Fault, FaultCode, RequestError
 from rota.core.events import Admitted, Event, Finished, FinishReason, Moved, Produced, PromptsScored
 from rota.core.ids import RequestId
-from rota.core.messages import Abort, Submit
+from rota.core.messages import Abort
 from rota.core.plan import TokenLogprobs
 from rota.core.request import Request
 from rota.observe.observer import Observer
@@ -197,7 +197,7 @@ class Streams:
         try:
             for position, request in enumerate(requests):
                 self._waiting[request.request_id] = (reply, position)
-                self._service.send(Submit(request))
+                self._service.send(request)
                 # After `send`: a service that is down raises there. Events come later, through the loop.
                 self._observers.asked(request)
         except RequestError:

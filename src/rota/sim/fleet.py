@@ -14,8 +14,9 @@ from typing import Any, Protocol
 
 from rota.core.events import Event, Finished, HostChanged, HostState, SlotChanged, SlotState
 from rota.core.ids import AdapterId
-from rota.core.messages import Abort, AddAdapter, Message, ServedElsewhere, Submit
+from rota.core.messages import Abort, AddAdapter, Message, ServedElsewhere
 from rota.core.plan import StepPlan, StepResult
+from rota.core.request import Request
 from rota.observe.summary import Recorder
 from rota.policy.prefill_delayer import RankReport, on_board
 from rota.runtime.loop import Emit, run
@@ -392,12 +393,11 @@ class Fleet:
         return True
 
     def _receivers(self, message: Message, at: float) -> Sequence[int]:
-        if isinstance(message, Submit):
-            request = message.request
-            number = self._router.route(request, at).replica
-            self._quotas.send(request, number)
-            self.results[number].recorder.asked(request.request_id, request.adapter_id, at - self._front_s)
-            if self._first_asks is not None and (added := self._first_asks.note(number, request.adapter_id, at)):
+        if isinstance(message, Request):
+            number = self._router.route(message, at).replica
+            self._quotas.send(message, number)
+            self.results[number].recorder.asked(message.request_id, message.adapter_id, at - self._front_s)
+            if self._first_asks is not None and (added := self._first_asks.note(number, message.adapter_id, at)):
                 self.worlds[number].post(at, added)
             return (number,)
         if isinstance(message, Abort):

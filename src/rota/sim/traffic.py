@@ -10,7 +10,7 @@ from rota.core.adapter import BASE_LABEL, Adapter
 from rota.core.events import AdapterAdded, Event, Finished
 from rota.core.grammar import Grammar
 from rota.core.ids import BASE, AdapterId, RequestId
-from rota.core.messages import Abort, AddAdapter, Message, RemoveAdapter, Submit
+from rota.core.messages import Abort, AddAdapter, Message, RemoveAdapter
 from rota.core.request import Request, SamplingParams
 from rota.core.tenant import SOLE_TENANT, Tenant
 from rota.observe.observer import Observer
@@ -114,22 +114,22 @@ class SimulatedTraffic:
         visit = self._coming.pop(transient)
         for ask in visit.asks:
             message = self._submit("transient", replace(ask, adapter_id=transient), at + ask.at)
-            self._mail.post(message.request.arrived_at, message)
+            self._mail.post(message.arrived_at, message)
         self._mail.post(at + visit.stays_s, RemoveAdapter(adapter_id=transient, at=at + visit.stays_s))
 
     def _arrivals(self, client: int, wave: Iterator[Arrival]) -> Iterator[tuple[float, Message]]:
         for ask in wave:
             message = self._submit(client, ask, self._starts_at + ask.at)
-            yield message.request.arrived_at, message
+            yield message.arrived_at, message
 
     def _ask_next(self, client: int, at: float) -> None:
         ask = next(self._waves[client], None)
         if ask is not None:
             message = self._submit(client, ask, at)
-            self._client_of[message.request.request_id] = client
-            self._mail.post(message.request.arrived_at, message)
+            self._client_of[message.request_id] = client
+            self._mail.post(message.arrived_at, message)
 
-    def _submit(self, client: int | str, ask: Arrival, at: float) -> Submit:
+    def _submit(self, client: int | str, ask: Arrival, at: float) -> Request:
         """A request that a client sends at `at`, and its abort if the client will not wait for the end."""
         request_id = RequestId(f"{client}-{ask.number:07d}")
         tenant = self._tenant_of(client, ask)
@@ -141,16 +141,14 @@ class SimulatedTraffic:
             leaves_at = at + self._front_s + ask.leaves_after_s
             self._mail.post(leaves_at, Abort(request_id, leaves_at))
         number = client if isinstance(client, int) else len(self._scenario.clients)
-        return Submit(
-            Request(
-                request_id=request_id,
-                prompt=self._prompts.prompt(number, ask),
-                sampling=self._sampling(client, ask),
-                arrived_at=at + self._front_s,
-                adapter_id=ask.adapter_id,
-                tenant=tenant,
-                priority=tenant.priority + ask.priority,
-            )
+        return Request(
+            request_id=request_id,
+            prompt=self._prompts.prompt(number, ask),
+            sampling=self._sampling(client, ask),
+            arrived_at=at + self._front_s,
+            adapter_id=ask.adapter_id,
+            tenant=tenant,
+            priority=tenant.priority + ask.priority,
         )
 
     def _sampling(self, client: int | str, ask: Arrival) -> SamplingParams:

@@ -59,7 +59,7 @@ def test_replicas_on_ray_serve_and_one_that_is_killed_is_placed_again():
                 service.send(abort(name))
                 assert listener.wait_for_ending(name).reason is FinishReason.ABORT
                 given = outputs(listener.events)[name]
-                assert given == continuation(submit(name).request.prompt, len(given))
+                assert given == continuation(submit(name).prompt, len(given))
             assert until(lambda: all_serve(service, 2))
             (name,) = ask(service, listener, 1, "later")
             assert listener.wait_for_ending(name).reason is FinishReason.LENGTH

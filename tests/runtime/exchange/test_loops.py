@@ -102,8 +102,7 @@ def test_engines_in_processes_answer_as_without_a_delayer_and_outlive_the_death_
         for number in range(4):
             assert listeners[number % 2].wait_for_ending(f"again{number}").reason is FinishReason.LENGTH
         given = outputs(listeners[0].events + listeners[1].events)
-        for message in (*asked[1::2], *again):
-            request = message.request
+        for request in (*asked[1::2], *again):
             expected = continuation(request.prompt, request.sampling.max_new_tokens)
             assert given[request.request_id] == expected
 

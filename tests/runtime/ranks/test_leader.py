@@ -55,7 +55,7 @@ def test_a_rank_that_is_killed_under_load_ends_its_replicas_requests_and_all_ran
         again = submit("again", max_new_tokens=5, adapter=AdapterId(1))
         service.send(again)
         assert listener.wait_for_ending("again").reason is FinishReason.LENGTH
-        assert outputs(listener.events)["again"] == continuation(again.request.prompt, 5)
+        assert outputs(listener.events)["again"] == continuation(again.prompt, 5)
         assert until(lambda: not any(map(is_alive, first)))
         second = [pid_of(tmp_path, rank) for rank in range(3)]
         assert all(map(is_alive, second))
@@ -121,7 +121,7 @@ def test_what_a_slow_follower_has_not_read_or_copied_is_waited_for(tmp_path, dep
 
         (tmp_path / "open").touch()
         assert listener.wait_for_ending("asked").reason is FinishReason.LENGTH
-        assert outputs(listener.events)["asked"] == continuation(asked.request.prompt, 4)
+        assert outputs(listener.events)["asked"] == continuation(asked.prompt, 4)
         assert restarts(listener) == []
 
 

@@ -18,7 +18,7 @@ from rota.core.config import CacheConfig, EngineConfig, LoraConfig, ModelConfig,
 from rota.core.errors import EngineDiedError, FaultCode
 from rota.core.events import FinishReason
 from rota.core.ids import AdapterId
-from rota.core.messages import AddAdapter, Submit
+from rota.core.messages import AddAdapter
 from rota.core.request import Request, SamplingParams
 from rota.llm.config import build_device
 from rota.llm.llm import LLM
@@ -85,7 +85,7 @@ def asked(round: str) -> list[Request]:
 def answers(service: Service, listener: Listener, round: str) -> list[list[int]]:
     requests = asked(round)
     for each in requests:
-        service.send(Submit(each))
+        service.send(each)
     for each in requests:
         assert listener.wait_for_ending(each.request_id).reason in (FinishReason.LENGTH, FinishReason.STOP)
     return [outputs(listener.events)[each.request_id] for each in requests]

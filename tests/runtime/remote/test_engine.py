@@ -27,7 +27,7 @@ def test_messages_wait_until_the_engine_has_joined_and_requests_end():
         assert service.engine_pid is None  # it has not joined yet
 
         assert listener.wait_for_ending("early").reason is FinishReason.LENGTH
-        assert outputs(listener.events)["early"] == continuation(early.request.prompt, 5)
+        assert outputs(listener.events)["early"] == continuation(early.prompt, 5)
         assert service.state.engine_pid == service.engine_pid
         assert is_alive(service.engine_pid)
 
@@ -48,7 +48,7 @@ def test_a_killed_engine_fails_its_requests_and_the_next_one_knows_the_adapters(
         again = submit("again", max_new_tokens=5, adapter=adapter.adapter.adapter_id)
         service.send(again)
         assert listener.wait_for_ending("again").reason is FinishReason.LENGTH
-        assert outputs(listener.events)["again"] == continuation(again.request.prompt, 5)
+        assert outputs(listener.events)["again"] == continuation(again.prompt, 5)
         assert service.engine_pid != pid
 
 

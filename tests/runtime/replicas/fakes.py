@@ -11,7 +11,8 @@ from rota.core.adapter import Adapter
 from rota.core.capacity import Capacity
 from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, Event, Finished, FinishReason
 from rota.core.ids import AdapterId, EngineId, RequestId
-from rota.core.messages import AddAdapter, Message, Submit
+from rota.core.messages import AddAdapter, Message
+from rota.core.request import Request
 from rota.runtime.replicas.desk import ReplicaDesk
 from rota.runtime.replicas.roster import Roster
 from rota.runtime.replicas.router import Router
@@ -49,7 +50,7 @@ class FakeReplica:
 
     @property
     def requests(self) -> list[RequestId]:
-        return [message.request.request_id for message in self.sent if isinstance(message, Submit)]
+        return [message.request_id for message in self.sent if isinstance(message, Request)]
 
     @property
     def adapters(self) -> list[AdapterId]:

@@ -75,8 +75,8 @@ def load(service: ReplicatedService, listener: Listener, prefix: str, count: int
     for message in asked:
         service.send(message)
     for message in asked[:4]:
-        listener.wait_for_tokens(message.request.request_id)
-    return {message.request.request_id: message.request for message in asked}
+        listener.wait_for_tokens(message.request_id)
+    return {message.request_id: message for message in asked}
 
 
 def lost_of(listener: Listener, names: list[str]) -> set[str]:

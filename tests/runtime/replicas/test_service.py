@@ -50,10 +50,10 @@ def test_requests_are_shared_and_each_gets_the_answer_that_one_engine_would_give
         for message in asked:
             service.send(message)
         for message in asked:
-            assert listener.wait_for_ending(message.request.request_id).reason is FinishReason.LENGTH
+            assert listener.wait_for_ending(message.request_id).reason is FinishReason.LENGTH
 
     given = outputs(listener.events)
-    assert {message.request.request_id: continuation(message.request.prompt, 5) for message in asked} == given
+    assert {message.request_id: continuation(message.prompt, 5) for message in asked} == given
     assert engines_of(listener) == {0, 1}
 
 

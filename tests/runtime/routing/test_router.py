@@ -25,7 +25,6 @@ from rota.core.events import (
     SlotState,
 )
 from rota.core.ids import BASE, AdapterId, RequestId, Slot
-from rota.core.messages import Submit
 from rota.policy.routing import RouteReason, RoutingChoice
 from rota.runtime.replicas.router import Router, Rule
 from tests.builders import request
@@ -127,7 +126,7 @@ def test_a_crowded_replica_is_left_for_one_with_slots_to_spare():
     router.note_events(0, [in_slot(1, 0), in_slot(2, 1), in_slot(1, 0, state=SlotState.EMPTY, reason=SlotReason.IDLE)])
     router.note_events(0, [in_slot(3, 0)])
     for number in (2, 3, 4):
-        router.note_message(0, Submit(request(f"busy{number}", adapter=AdapterId(number), max_new_tokens=9)))
+        router.note_message(0, request(f"busy{number}", adapter=AdapterId(number), max_new_tokens=9))
 
     assert ask(router, "new", adapter=5) == 1
     assert ask(router, "own", adapter=4) == 1, "its own adapter has to pause there too"
@@ -165,7 +164,7 @@ def test_the_shortest_queue_is_taken_whatever_replicas_hold(busy, replica, reaso
     router.note_events(0, [in_host(7), in_slot(7)])
     for number, requests in enumerate(busy):
         for place in range(requests):
-            router.note_message(number, Submit(request(f"busy{number}-{place}")))
+            router.note_message(number, request(f"busy{number}-{place}"))
     ask(router, "next", adapter=7)
 
     assert router.choice_of(RequestId("next")) == RoutingChoice(replica, reason)
@@ -220,7 +219,7 @@ def test_requests_for_the_base_model_take_no_slot_from_adapters():
     router.note_events(0, [in_slot(1, 0), in_slot(2, 1), in_slot(1, 0, state=SlotState.EMPTY, reason=SlotReason.IDLE)])
     router.note_events(0, [in_slot(3, 0), in_host(2), in_host(3)])
     for number, adapter in enumerate((2, 3, 0)):
-        router.note_message(0, Submit(request(f"busy{number}", adapter=AdapterId(adapter), max_new_tokens=1)))
+        router.note_message(0, request(f"busy{number}", adapter=AdapterId(adapter), max_new_tokens=1))
 
     assert router._columns._crowd[:, 0].tolist() == [0.25, 0.0], "two adapters on two slots: only a third would wait"
 

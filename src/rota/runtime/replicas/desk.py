@@ -40,7 +40,6 @@ from rota.core.messages import (
     RemoveAdapter,
     Resume,
     ServedElsewhere,
-    Submit,
 )
 from rota.core.request import Request
 from rota.runtime.replicas.adapters import ReplicaAdapters
@@ -127,8 +126,8 @@ class ReplicaDesk:
         if (state := self._roster.look()).phase is ServicePhase.DOWN:
             raise refuse(state.reason)
         match message:
-            case Submit(request):
-                return self._submit(request)
+            case Request():
+                return self._submit(message)
             case Abort(request_id, at, is_complete):
                 reason = FinishReason.STOP if is_complete else FinishReason.ABORT
                 return [] if self._pass_on(request_id, message) else self._end_held(request_id, reason, at)
@@ -170,7 +169,7 @@ class ReplicaDesk:
 
     def _submit(self, request: Request) -> list[Event]:
         if (replica := self._at.get(request.request_id)) is not None:
-            self._roster.tell(replica, Submit(request))  # an id that is open: the replica that has it refuses it
+            self._roster.tell(replica, request)  # an id that is open: the replica that has it refuses it
             return []
         if fault := self._adapters.fault_of(request.adapter_id) or self._quotas.fault_of(request):
             return [end_of(request, FinishReason.FAILED, self._now(), fault)]
@@ -182,7 +181,7 @@ class ReplicaDesk:
         """Send a request to the replica that the router chooses. Raises RequestError if all are down."""
         for _ in range(len(self._roster)):
             replica = self._choose(request)
-            if self._roster.tell(replica, Submit(request)):
+            if self._roster.tell(replica, request):
                 self._at[request.request_id] = replica
                 self._quotas.send(request, replica)
                 self._note_route(request.request_id)
@@ -206,7 +205,7 @@ class ReplicaDesk:
         starting = self._roster.starting()
         having = {*starting} - {*self._adapters.lacking(request.adapter_id, starting)}
         replica = min(having or self._up, key=lambda one: (self._open_at(one), one))
-        self._router.note_message(replica, Submit(request))
+        self._router.note_message(replica, request)
         return replica
 
     def _look(self) -> None:

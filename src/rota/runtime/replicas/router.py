@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rota.core.errors import Fault, FaultCode, RequestError
 from rota.core.events import CacheFlushed, EngineRestarted, Event, Finished
 from rota.core.ids import BASE, RequestId
-from rota.core.messages import Message, Submit
+from rota.core.messages import Message
 from rota.core.request import Request
 from rota.policy.routing import Prices, RouteReason, RoutingChoice
 from rota.runtime.replicas.replica_state import FIRST_FETCH_S, FIRST_LOAD_S, SHARE, Columns, Mean, Pace, ReplicaBooks
@@ -155,9 +155,9 @@ class Router:
 
     def note_message(self, replica: int, message: Message) -> None:
         """A replica was sent a message. A request that was routed is booked already."""
-        if isinstance(message, Submit) and message.request.request_id not in self._choices:
-            self._choices[message.request.request_id] = RoutingChoice(replica, RouteReason.ONLY_ONE)
-            self._replicas[replica].book(message.request, self._expected_tokens(message.request))
+        if isinstance(message, Request) and message.request_id not in self._choices:
+            self._choices[message.request_id] = RoutingChoice(replica, RouteReason.ONLY_ONE)
+            self._replicas[replica].book(message, self._expected_tokens(message))
 
     def note_events(self, replica: int, events: Sequence[Event]) -> None:
         for event in events:
