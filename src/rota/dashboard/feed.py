@@ -355,6 +355,7 @@ class Feed:
         former: Container[AdapterId],
     ) -> AdapterRow:
         figures = span.figures_of(id)
+        standing = standing or AdapterStanding(adapter_id=id, waiting=0, running=0, parked=0, oldest_at=None, reason="")
         return AdapterRow(
             id=id,
             name=adapter.name if adapter else f"adapter {id}",
@@ -363,11 +364,11 @@ class Feed:
             version=adapter.version if adapter else 1,
             is_current=id not in former,
             place=self._whereabouts.of(adapter) if adapter else "",
-            waiting=standing.waiting if standing else 0,
-            running=standing.running if standing else 0,
-            parked=standing.parked if standing else 0,
-            oldest_at=standing.oldest_at if standing else None,
-            reason=(standing.outlook or standing.reason) if standing else "",
+            waiting=standing.waiting,
+            running=standing.running,
+            parked=standing.parked,
+            oldest_at=standing.oldest_at,
+            reason=standing.outlook or standing.reason,
             ttft=figures.ttft,
             tokens_per_s=figures.tokens_per_s,
         )

@@ -104,10 +104,10 @@ class ErrorRow:
     """One kind of error that clients were told: how often, and the last sentence. No sentence quotes a client."""
 
     kind: str
-    recent: int  # within the window
     total: int
     last_at: float
     sentence: str
+    recent: int = 0  # within the window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,16 +119,23 @@ class Restart:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One point of the charts. A spread is empty where there was nothing to measure."""
+
+    ttft: Spread
+    gap: Spread
+    step: Spread
+    tokens_per_s: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Charts:
-    """One value every `every_s`, the last at `ended_at`. None where there was nothing to measure."""
+    """A point every `every_s`, the last at `ended_at`."""
 
     ended_at: float
     every_s: float
-    ttft: tuple[Spread, ...]
-    gap: tuple[Spread, ...]
-    step: tuple[Spread, ...]
-    tokens_per_s: tuple[float, ...]
+    points: tuple[Point, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

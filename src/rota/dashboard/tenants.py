@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rota.core.events import EngineRestarted, PauseChanged
 from rota.core.ids import AdapterId, EngineId
@@ -19,12 +19,6 @@ MOST_KINDS = 50
 LONGEST_SENTENCE = 300
 
 
-@dataclass(frozen=True, slots=True)
-class LastError:
-    at: float
-    sentence: str
-
-
 class Trouble:
     """Bounded: the kinds of errors are few, and of each only the last sentence is kept."""
 
@@ -32,8 +26,7 @@ class Trouble:
         self.restarts_total = 0
         self.paused: set[EngineId] = set()
         self._restarts: deque[Restart] = deque(maxlen=MOST_RESTARTS)
-        self._totals: Counter[str] = Counter()
-        self._last: dict[str, LastError] = {}
+        self._errors: dict[str, ErrorRow] = {}
 
     @property
     def restarts(self) -> tuple[Restart, ...]:
@@ -54,25 +47,17 @@ class Trouble:
 
     def note(self, kind: str, sentence: str, at: float) -> bool:
         """Count an error. False if there are too many kinds."""
-        if kind not in self._totals and len(self._totals) >= MOST_KINDS:
+        before = self._errors.get(kind)
+        if before is None and len(self._errors) >= MOST_KINDS:
             return False
-        self._totals[kind] += 1
-        self._last[kind] = LastError(at, sentence[:LONGEST_SENTENCE])
+        total = before.total + 1 if before else 1
+        self._errors[kind] = ErrorRow(kind=kind, total=total, last_at=at, sentence=sentence[:LONGEST_SENTENCE])
         return True
 
     def errors(self, span: Span) -> tuple[ErrorRow, ...]:
         """Every kind that came, the newest first."""
-        kinds = sorted(self._last, key=lambda kind: -self._last[kind].at)
-        return tuple(
-            ErrorRow(
-                kind=kind,
-                recent=span.errors[kind],
-                total=self._totals[kind],
-                last_at=self._last[kind].at,
-                sentence=self._last[kind].sentence,
-            )
-            for kind in kinds
-        )
+        rows = sorted(self._errors.values(), key=lambda row: -row.last_at)
+        return tuple(replace(row, recent=span.errors[row.kind]) for row in rows)
 
 
 # ── tenants ─────────────────────────────────────────────────────────────────────────────────────────────────────────

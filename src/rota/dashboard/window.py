@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeVar
 
-from rota.dashboard.frame import Charts, Spread
+from rota.dashboard.frame import Charts, Point, Spread
 
 # ── histogram ───────────────────────────────────────────────────────────────────────────────────────────────────────
 # A histogram counts durations in buckets of equal ratio, so that a percentile costs the same for any count.
@@ -79,16 +79,6 @@ class Bin:
     step: Histogram = field(default_factory=Counter)
     shares: defaultdict[Hashable, Share] = field(default_factory=lambda: defaultdict(Share))
     errors: Counter[str] = field(default_factory=Counter)
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One point of the charts."""
-
-    ttft: Spread
-    gap: Spread
-    step: Spread
-    tokens_per_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,15 +195,8 @@ class ChartWindow:
         return sum(one.tokens for one in recent) / lasted_s, sum(one.prompt_tokens for one in recent) / lasted_s
 
     def charts(self, seconds: int = SPANS_S[-1]) -> Charts:
-        points = list(self._points)[-int(seconds / BIN_S) :]
-        return Charts(
-            ended_at=self.open.begun_at,
-            every_s=BIN_S,
-            ttft=tuple(point.ttft for point in points),
-            gap=tuple(point.gap for point in points),
-            step=tuple(point.step for point in points),
-            tokens_per_s=tuple(point.tokens_per_s for point in points),
-        )
+        points = tuple(self._points)[-int(seconds / BIN_S) :]
+        return Charts(ended_at=self.open.begun_at, every_s=BIN_S, points=points)
 
     def _close(self) -> None:
         done = self.open

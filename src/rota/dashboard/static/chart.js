@@ -125,8 +125,8 @@ export class Charts {
   show({ charts, window_s: windowS }) {
     if (!charts) return;
     for (const name of ["ttft", "gap", "step"]) {
-      this[name].show([charts[name].map((one) => one.p99), charts[name].map((one) => one.p50)], charts.every_s, windowS);
+      this[name].show(["p99", "p50"].map((share) => charts.points.map((one) => one[name][share])), charts.every_s, windowS);
     }
-    this.tokens.show([charts.tokens_per_s], charts.every_s, windowS);
+    this.tokens.show([charts.points.map((one) => one.tokens_per_s)], charts.every_s, windowS);
   }
 }

@@ -243,7 +243,6 @@ export class Journal {
     const late = bins.slice(-RATE_BINS);
     const rate = (of) => (late.length ? sum(late, of) / (BIN_S * late.length) : 0);
     const points = this.points.slice(Math.max(0, closed - most), closed);
-    const of = (name) => points.map((point) => point[name]);
     const ended_at = this.begin + BIN_S * closed;
     this.cached = {
       closed,
@@ -254,7 +253,7 @@ export class Journal {
       tokens_per_s: rate((bin) => bin.tokens),
       prompt_tokens_per_s: rate((bin) => bin.prompts),
       ...Object.fromEntries(["ttft", "gap", "step"].map((name) => [name, spread(bins.flatMap((bin) => bin[name]))])),
-      charts: { ended_at, every_s: BIN_S, ttft: of("ttft"), gap: of("gap"), step: of("step"), tokens_per_s: of("tokens_per_s") },
+      charts: { ended_at, every_s: BIN_S, points },
       rows: new Map(),
     };
     return this.cached;
