@@ -28,7 +28,7 @@ from rota.engine.lora.bank import Bank
 from rota.engine.lora.base import BaseEmbedHead, BaseMatrices
 from rota.engine.lora.embed_head import EmbedHead, EmbedHeadBank, TorchEmbedHead, matrix_bytes
 from rota.engine.lora.files.brought import Brought
-from rota.engine.lora.files.checks import HeaderCheck
+from rota.engine.lora.files.checks import HeaderCheck, SlotKind
 from rota.engine.lora.files.outline import Inquire, answer
 from rota.engine.lora.files.reader import checked_first
 from rota.engine.lora.growth import SlotGrowth
@@ -224,9 +224,10 @@ def _adapters(config: EngineConfig, chosen: Choices, weights: Weights, ask: Inqu
     read = checkpoint_reader(bank, chosen.whole, brought, chosen.shard, ask)
     rows, overlaps = config.scheduler.max_running_requests, lora.enable_lora_overlap_loading
     ranks, matrix = chosen.shard.size, matrix_bytes(chosen.spec, chosen.dtype)
-    check = HeaderCheck(chosen.whole, size.rank, brought, size.extras, ranks, size.matrices, matrix, growth, ask)
+    slots = SlotKind(size.rank, size.extras, ranks, size.matrices, matrix, growth)
+    check = HeaderCheck(chosen.whole, slots, brought, ask)
     read = checked_first(read, check.refuse)
-    return Adapters(bank, read, project, rows, overlaps, chosen.shard.size, check, embed_head)
+    return Adapters(bank, read, project, rows, overlaps, ranks, check, embed_head)
 
 
 def _growth(chosen: Choices) -> SlotGrowth | None:

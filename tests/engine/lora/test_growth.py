@@ -12,7 +12,7 @@ from rota.core.config import FirstAdapters
 from rota.core.events import AdapterRefused
 from rota.engine.families.table import read_spec
 from rota.engine.lora.bank import NO_ROOM
-from rota.engine.lora.files.checks import HeaderCheck
+from rota.engine.lora.files.checks import HeaderCheck, SlotKind
 from rota.engine.lora.growth import SlotGrowth
 from tests.engine.lora.features import World, assert_answers_as_peft, only, world_of
 from tests.engine.lora.mixed_server import Server, adapter
@@ -83,7 +83,7 @@ def test_a_copy_without_room_says_what_to_do(world):
 
 
 def test_ranks_have_what_their_first_adapters_need(world):
-    check = HeaderCheck(read_spec(world.model), max_rank=16, ranks=2)
+    check = HeaderCheck(read_spec(world.model), SlotKind(16, Extra.NONE, ranks=2))
     assert "for which this server's slots have no room; start the server with this adapter" in check(
         adapter(3, world.adapters)
     )

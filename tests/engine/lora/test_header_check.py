@@ -10,17 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-from rota.core.adapter import Adapter
+from rota.core.adapter import Adapter, Extra
 from rota.core.errors import AdapterError
 from rota.core.ids import AdapterId
 from rota.engine.lora.files import checks
 from rota.engine.lora.files.brought import Brought
 from rota.engine.lora.files.checkpoint import read_checkpoint
-from rota.engine.lora.files.checks import HeaderCheck, refusals
+from rota.engine.lora.files.checks import HeaderCheck, SlotKind, refusals
 from rota.engine.lora.files.folder import CONFIG, SINGLE, AdapterFolder
 from rota.engine.model.spec import ModelSpec
 from tests.engine.lora.adapter_factory import change_config, change_tensors
 
+SLOTS = SlotKind(16, Extra.NONE, matrices=0)
 Q_A = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
 
 
@@ -46,7 +47,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_it_refuses_with_the_sentence_of_a_full_read(fault, folder: Path, spec: ModelSpec):
-    check = HeaderCheck(spec, max_rank=16)
+    check = HeaderCheck(spec, SLOTS)
     assert check(adapter(folder)) == ""
     FAULTS[fault](folder)
 
@@ -57,14 +58,14 @@ def test_it_refuses_with_the_sentence_of_a_full_read(fault, folder: Path, spec: 
 
 def test_weights_are_not_read(folder: Path, spec: ModelSpec):
     change_tensors(folder, lambda all: all[Q_A].fill_(torch.nan))
-    assert HeaderCheck(spec, max_rank=16)(adapter(folder)) == ""
+    assert HeaderCheck(spec, SLOTS)(adapter(folder)) == ""
 
 
 def test_a_folder_outside_the_adapter_root_is_refused_though_its_like_was_let_in(
     folder: Path, spec: ModelSpec, tmp_path: Path
 ):
     inside = shutil.copytree(folder, tmp_path / "root" / "inside")
-    check = HeaderCheck(spec, max_rank=16, brought=Brought(str(tmp_path / "root")))
+    check = HeaderCheck(spec, SLOTS, Brought(str(tmp_path / "root")))
 
     assert check(adapter(inside)) == ""
     assert "leads outside the adapter root" in check(adapter(folder))
@@ -84,7 +85,7 @@ def test_adapters_of_one_recipe_are_checked_once(folder: Path, spec: ModelSpec, 
     change_config(other, lora_alpha=7)
     twin = shutil.copytree(folder, tmp_path / "twin")
     change_tensors(twin, lambda all: all[Q_A].add_(1.0))
-    check = HeaderCheck(spec, max_rank=16)
+    check = HeaderCheck(spec, SLOTS)
     for path in (folder, other, twin):
         assert check(adapter(path)) == ""
 

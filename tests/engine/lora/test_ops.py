@@ -56,7 +56,9 @@ def add_through_annex(y: Tensor, x: Tensor, factors: SiteFactors, batch: LoraBat
 def add_from_annex(y: Tensor, x: Tensor, factors: SiteFactors, batch: LoraBatch, tuning: Tuning) -> None:
     nothing = torch.zeros(factors.shape.outputs, factors.shape.inputs, dtype=x.dtype, device=x.device)
     fused = Matrix(torch.cat([nothing, factors.a.flatten(0, 1)]))
-    y += triton_ops.project_widened(fused, x, factors, batch, tuning)
+    own, shrunk = triton_ops.split_widened(fused(x), factors)
+    triton_ops.expand(own, shrunk, factors, batch, tuning or triton_ops.tuning_for(batch))
+    y += own
 
 
 class FirstResidents:

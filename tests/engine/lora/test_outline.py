@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rota.core.errors import AdapterError
-from rota.engine.lora.files.outline import ExtrasOf, Files, FilesOf, Header, Outline, OutlineOf, answer, answered
+from rota.engine.lora.files.outline import Files, FilesOf, Header, Outline, OutlineOf, answer, answered
 
 A = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
 PLAIN = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
@@ -83,6 +83,6 @@ def test_an_index_names_files():
 
 
 @pytest.mark.parametrize("pattern", ["(" * 900 + ")" * 900, "a{99999999999999999999}"])
-def test_a_pattern_that_python_cannot_compile_is_refused_in_every_question(pattern):
-    with pytest.raises(AdapterError):
-        answered(answer, ExtrasOf(json.dumps(PLAIN | {"target_modules": pattern}).encode()))
+def test_a_pattern_that_python_cannot_compile_is_refused(pattern):
+    with pytest.raises(AdapterError, match="is no regular expression"):
+        answered(answer, OutlineOf("", json.dumps(PLAIN | {"target_modules": pattern}).encode(), (), ()))

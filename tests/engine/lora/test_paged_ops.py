@@ -66,7 +66,10 @@ def add_from_annex(y: Tensor, x: Tensor, factors: SiteFactors, batch: LoraBatch,
             b[page].nan_to_num_()
     nothing = torch.zeros(factors.shape.outputs, factors.shape.inputs, dtype=x.dtype, device=x.device)
     fused = Matrix(torch.cat([nothing, a.flatten(0, 1)]))
-    y += triton_ops.project_widened(fused, x, replace(factors, a=a, b=b), batch, tuning)
+    factors = replace(factors, a=a, b=b)
+    own, shrunk = triton_ops.split_widened(fused(x), factors)
+    triton_ops.expand(own, shrunk, factors, batch, tuning or triton_ops.tuning_for(batch))
+    y += own
 
 
 WAYS = {

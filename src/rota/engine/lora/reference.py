@@ -220,7 +220,7 @@ class StackedProjector:
         if not present:
             return _add_nothing
         if sum(rank for _, rank in present) > MOST_RANKS:
-            return partial(_add_by_reference, factors)
+            return lambda y, x, batch: add_lora(y, x, factors, batch)
         return partial(self._add_stacked, _stack(factors, present))
 
     def _add_stacked(self, stack: _Stack, y: Tensor, x: Tensor, batch: LoraBatch) -> None:
@@ -243,10 +243,6 @@ def _stack(factors: SiteFactors, present: Sequence[tuple[int, int]]) -> _Stack:
     # One block-diagonal product is faster than one for each part.
     diagonal = torch.cat([torch.block_diag(*one.split(widths, dim=1)) for one in b])
     return _Stack(columns, projection(torch.cat(a)), projection(diagonal.T.contiguous()))
-
-
-def _add_by_reference(factors: SiteFactors, y: Tensor, x: Tensor, batch: LoraBatch) -> None:
-    add_lora(y, x, factors, batch)
 
 
 def _add_nothing(y: Tensor, x: Tensor, batch: LoraBatch) -> None:

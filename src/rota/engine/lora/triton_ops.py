@@ -20,7 +20,7 @@ from torch import Tensor
 from rota.engine.lora.batch import DECODE_TILE
 from rota.engine.lora.deferred import DeferredLora, Output
 from rota.engine.lora.layout import SiteFactors
-from rota.engine.model.linear import Matrix, Projection
+from rota.engine.model.linear import Projection
 from rota.engine.step.device_step import LoraBatch
 
 # ── triton kernels ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -350,15 +350,6 @@ def add_lora(y: Tensor, x: Tensor, factors: SiteFactors, batch: LoraBatch, tunin
     """y [tokens, outputs] += what each token's adapter makes of x [tokens, inputs]; base tokens do not change."""
     tuning = tuning or tuning_for(batch)
     expand(y, shrink(x, factors, batch, tuning), factors, batch, tuning)
-
-
-def project_widened(
-    matrix: Matrix, x: Tensor, factors: SiteFactors, batch: LoraBatch, tuning: LoraTuning | None = None
-) -> Tensor:
-    """A product with a matrix that has a fused LoRA A, plus what each token's adapter adds: a view, not contiguous."""
-    y, shrunk = split_widened(matrix(x), factors)
-    expand(y, shrunk, factors, batch, tuning or tuning_for(batch))
-    return y
 
 
 def split_widened(product: Tensor, factors: SiteFactors) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from itertools import islice
 from rota.core.adapter import Adapter, Extra
 from rota.core.errors import AdapterError
 from rota.engine.lora.files.brought import Brought
-from rota.engine.lora.files.folder import AdapterFolder, FolderFiles
+from rota.engine.lora.files.folder import AdapterFolder, Factors, FolderFiles
 from rota.engine.lora.files.outline import Inquire, answer
 from rota.engine.lora.files.peft_config import EMBEDDING, END_MODULES, HEAD
 from rota.engine.lora.files.reader import reason_for
@@ -32,10 +32,7 @@ def own_tokens(folder: AdapterFolder, spec: ModelSpec, max_rank: int | None) -> 
     config = folder.config
     for module, stored in folder.tokens.items():
         if module not in config.own_tokens:
-            yield (
-                f"{stored.file.path} holds the tensor '{stored.name}', but {config.path.name} does not name its tokens "
-                "in 'trainable_token_indices'."
-            )
+            yield f"{_holds(stored)}, but {config.path.name} does not name its tokens in 'trainable_token_indices'."
     for module, tokens in config.own_tokens.items():
         place = f"{config.path}: 'trainable_token_indices' names"
         if module not in folder.tokens:
@@ -82,9 +79,8 @@ def shapes_of_embed_head(folder: AdapterFolder, spec: ModelSpec) -> Iterator[str
         ):
             if stored is not None and stored.shape != shape:
                 yield (
-                    f"{stored.file.path}: the tensor '{stored.name}' has the shape {list(stored.shape)}, but this "
-                    f"model's {module} has {tokens} tokens and a hidden size of {hidden}; the adapter was made for "
-                    "another model, or for more tokens."
+                    f"{_has_shape(stored)}, but this model's {module} has {tokens} tokens and a hidden size of "
+                    f"{hidden}; the adapter was made for another model, or for more tokens."
                 )
 
 
@@ -98,15 +94,12 @@ def own_matrices(folder: AdapterFolder, spec: ModelSpec) -> Iterator[str]:
     for module, stored in folder.matrices.items():
         is_tied = config.is_tying and module == HEAD and EMBEDDING in config.own_modules
         if module not in config.own_modules and not is_tied:
-            yield (
-                f"{stored.file.path} holds the tensor '{stored.name}', a whole matrix, but {config.path.name} does not "
-                "name it in 'modules_to_save'."
-            )
+            yield f"{_holds(stored)}, a whole matrix, but {config.path.name} does not name it in 'modules_to_save'."
         if stored.shape != (spec.vocab_size, spec.hidden_size):
             yield (
-                f"{stored.file.path}: the tensor '{stored.name}' has the shape {list(stored.shape)}, but this model "
-                f"has {spec.vocab_size} tokens and a hidden size of {spec.hidden_size}; an adapter with another "
-                "vocabulary is served with a base model of that vocabulary alone."
+                f"{_has_shape(stored)}, but this model has {spec.vocab_size} tokens and a hidden size of "
+                f"{spec.hidden_size}; an adapter with another vocabulary is served with a base model of that "
+                "vocabulary alone."
             )
         if module in folder.tokens or (folder.tokens and spec.has_tied_embeddings):
             yield f"{config.path} has both 'modules_to_save' and 'trainable_token_indices' for '{module}'."
@@ -144,10 +137,7 @@ def vectors_of_factors(folder: AdapterFolder) -> Iterator[str]:
             if is_set and stored is None:
                 yield f"{folder.path} lacks the {name} of '{module}', though {config.path.name} sets '{field}'."
             elif stored is not None and not is_set:
-                yield (
-                    f"{stored.file.path} holds the tensor '{stored.name}', but {config.path.name} does not set "
-                    f"'{field}'."
-                )
+                yield f"{_holds(stored)}, but {config.path.name} does not set '{field}'."
 
 
 def room_for_gain_bias(folder: AdapterFolder, extras: Extra, ranks: int) -> Iterator[str]:
@@ -173,36 +163,23 @@ def biases_of_the_model(folder: AdapterFolder, spec: ModelSpec) -> Iterator[str]
     modules = [module_name(layer, part) for layer in range(spec.layers) for part in parts]
     for module, stored in folder.biases.items():
         if module not in modules:
-            yield f"{stored.file.path} holds the tensor '{stored.name}', but this model has no bias there."
+            yield f"{_holds(stored)}, but this model has no bias there."
         elif not config.changes_bias(module):
-            yield (
-                f"{stored.file.path} holds the tensor '{stored.name}', which {config.path.name} does not train: 'bias' "
-                f"is '{config.biases}'."
-            )
+            yield f"{_holds(stored)}, which {config.path.name} does not train: 'bias' is '{config.biases}'."
     for module in modules:
         if config.changes_bias(module) and module not in folder.biases:
             yield f"{folder.path} lacks the bias of '{module}', though {config.path.name} sets 'bias'."
 
 
 def lengths(folder: AdapterFolder, spec: ModelSpec) -> Iterator[str]:
-    for shape in site_shapes(spec):
-        for part, outputs in shape.parts:
-            for layer in range(spec.layers):
-                for stored in vectors(folder, module_name(layer, part)):
-                    if stored.shape != (outputs,):
-                        yield (
-                            f"{stored.file.path}: the tensor '{stored.name}' has the shape {list(stored.shape)}, but "
-                            f"this model's {part} has {outputs} outputs; the adapter was made for another model."
-                        )
-
-
-def vectors(folder: AdapterFolder, module: str) -> list[StoredTensor]:
-    """All that a module has besides its factors."""
-    factors = folder.factors.get(module)
-    found = [folder.biases.get(module)]
-    if factors is not None:
-        found += [factors.magnitude, factors.b_bias]
-    return [stored for stored in found if stored is not None]
+    for module, part, _, outputs in _modules_of(spec):
+        factors = folder.factors.get(module, Factors())
+        for stored in (folder.biases.get(module), factors.magnitude, factors.b_bias):
+            if stored is not None and stored.shape != (outputs,):
+                yield (
+                    f"{_has_shape(stored)}, but this model's {part} has {outputs} outputs; the adapter was made for "
+                    "another model."
+                )
 
 
 def _summed(folder: AdapterFolder) -> str:
@@ -264,7 +241,7 @@ def _other_tensors(folder: AdapterFolder) -> Iterator[str]:
     if not folder.factors and not folder.tokens and not folder.matrices:
         yield f"{folder.path} holds no LoRA factors (tensors named 'base_model.model.….lora_A.weight')."
     for stored in folder.other_tensors:
-        yield f"{stored.file.path} holds the tensor '{stored.name}': it is no LoRA factor, which Rota does not serve."
+        yield f"{_holds(stored)}: it is no LoRA factor, which Rota does not serve."
 
 
 def _unpaired_factors(folder: AdapterFolder) -> Iterator[str]:
@@ -286,10 +263,7 @@ def _ranks(folder: AdapterFolder, max_rank: int | None) -> Iterator[str]:
             )
         for stored, axis in ((factors.a, 0), (factors.b, 1)):
             if stored is not None and (len(stored.shape) != 2 or stored.shape[axis] != rank):
-                yield (
-                    f"{stored.file.path}: the tensor '{stored.name}' has the shape {list(stored.shape)}, but "
-                    f"{config.path.name} gives it rank {rank}."
-                )
+                yield f"{_has_shape(stored)}, but {config.path.name} gives it rank {rank}."
 
 
 def _known_targets(folder: AdapterFolder, spec: ModelSpec) -> Iterator[str]:
@@ -327,19 +301,30 @@ def _targeted_modules(folder: AdapterFolder, spec: ModelSpec) -> Iterator[str]:
 
 
 def _shapes(folder: AdapterFolder, spec: ModelSpec) -> Iterator[str]:
+    for module, part, inputs, outputs in _modules_of(spec):
+        factors = folder.factors.get(module, Factors())
+        for stored, axis, wanted, what in ((factors.a, 1, inputs, "inputs"), (factors.b, 0, outputs, "outputs")):
+            if stored is not None and len(stored.shape) == 2 and stored.shape[axis] != wanted:
+                yield (
+                    f"{_has_shape(stored)}, but this model's {part} has {wanted} {what}; the adapter was made for "
+                    "another model."
+                )
+
+
+def _modules_of(spec: ModelSpec) -> Iterator[tuple[str, str, int, int]]:
+    """Each module of the layers: its name, its part, inputs and outputs."""
     for shape in site_shapes(spec):
         for part, outputs in shape.parts:
             for layer in range(spec.layers):
-                factors = folder.factors.get(module_name(layer, part))
-                if factors is None:
-                    continue
-                for stored, axis, wanted in ((factors.a, 1, shape.inputs), (factors.b, 0, outputs)):
-                    if stored is not None and len(stored.shape) == 2 and stored.shape[axis] != wanted:
-                        yield (
-                            f"{stored.file.path}: the tensor '{stored.name}' has the shape {list(stored.shape)}, but "
-                            f"this model's {part} has {wanted} {('outputs', 'inputs')[axis]}; the adapter was made "
-                            "for another model."
-                        )
+                yield module_name(layer, part), part, shape.inputs, outputs
+
+
+def _holds(stored: StoredTensor) -> str:
+    return f"{stored.file.path} holds the tensor '{stored.name}'"
+
+
+def _has_shape(stored: StoredTensor) -> str:
+    return f"{stored.file.path}: the tensor '{stored.name}' has the shape {list(stored.shape)}"
 
 
 def _place(folder: AdapterFolder, module: str) -> str:
@@ -371,21 +356,9 @@ class HeaderCheck:
     check takes some milliseconds, and to find that it was made before takes a third of one.
     """
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        max_rank: int,
-        brought: Brought | None = None,
-        extras: Extra = Extra.NONE,
-        ranks: int = 1,
-        matrices: int = 0,
-        matrix_bytes: int = 0,
-        growth: SlotGrowth | None = None,
-        ask: Inquire = answer,
-    ) -> None:
-        self._ask = ask
-        self._spec, self._brought = spec, brought or Brought()
-        self._slots = SlotKind(max_rank, extras, ranks, matrices, matrix_bytes, growth)
+    def __init__(self, spec: ModelSpec, slots: SlotKind, brought: Brought | None = None, ask: Inquire = answer) -> None:
+        self._spec, self._slots = spec, slots
+        self._brought, self._ask = brought or Brought(), ask
         self._passed: set[bytes] = set()
 
     def __call__(self, adapter: Adapter) -> str:

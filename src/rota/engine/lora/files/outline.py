@@ -15,7 +15,7 @@ from typing import Any, NoReturn, Protocol
 import msgspec
 
 from rota.core.errors import AdapterError, ModelError
-from rota.engine.lora.files.peft_config import END_MODULES, PeftConfig, extras_in, read_config
+from rota.engine.lora.files.peft_config import END_MODULES, PeftConfig, read_config
 from rota.engine.model.config_file import ConfigFile
 
 # Far more than PEFT writes: an adapter of every expert of a large model has a header of some megabytes.
@@ -71,12 +71,6 @@ class FilesOf(msgspec.Struct, frozen=True, tag=True):
     content: bytes
 
 
-class ExtrasOf(msgspec.Struct, frozen=True, tag=True):
-    """Asks what a config needs besides factors."""
-
-    config: bytes
-
-
 class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
     """A tensor as its header describes it. The kind and the module are found in its name."""
 
@@ -100,10 +94,6 @@ class Files(msgspec.Struct, frozen=True, tag=True):
     names: tuple[str, ...]
 
 
-class ExtraEntries(msgspec.Struct, frozen=True, tag=True):
-    extra: int
-
-
 class HeaderRefusal(msgspec.Struct, frozen=True, tag=True):
     """Why the bytes are not those of an adapter."""
 
@@ -118,8 +108,8 @@ class Inquire(Protocol):
         ...
 
 
-Question = OutlineOf | FilesOf | ExtrasOf
-Answer = Outline | Files | ExtraEntries | HeaderRefusal
+Question = OutlineOf | FilesOf
+Answer = Outline | Files | HeaderRefusal
 
 
 def answer(question: bytes, key: str = "") -> bytes:  # noqa: ARG001
@@ -148,8 +138,6 @@ def _found(question: Question) -> Answer:
             index = ConfigFile(Path(question.place), parsed(question.place, question.content))
             names = map(str, index.section("weight_map").values())
             return Files(tuple(sorted({os.path.normpath(name) if name else name for name in names})))
-        case ExtrasOf():
-            return ExtraEntries(extras_in(ConfigFile(Path(), parsed("", question.config))).value)
 
 
 def _outline(question: OutlineOf) -> Outline:

@@ -15,7 +15,7 @@ from rota.core.adapter import Extra
 from rota.core.errors import AdapterError, ModelError
 from rota.core.lora_paths import LoraPath
 from rota.engine.lora.files.brought import Brought
-from rota.engine.lora.files.outline import LONGEST_CONFIG, ExtraEntries, ExtrasOf, Inquire, answer, answered, parsed
+from rota.engine.lora.files.outline import LONGEST_CONFIG, Inquire, Outline, OutlineOf, answer, answered, parsed
 from rota.engine.lora.files.peft_config import EMBEDDING, HEAD, extras_in, read_own_modules, read_own_tokens
 from rota.engine.model.config_file import ConfigFile
 
@@ -112,8 +112,8 @@ def _extras_of(config: ConfigFile, content: bytes, ask: Inquire) -> Extra:
     with suppress(ModelError):
         if isinstance(config.get("target_modules"), str):
             # A pattern, which may be a tenant's. What is no expression, the check of the whole config refuses.
-            found = answered(ask, ExtrasOf(content))
-            return Extra(found.extra) if isinstance(found, ExtraEntries) else Extra.NONE
+            found = answered(ask, OutlineOf(CONFIG, content, (), ()))
+            return found.config.extras if isinstance(found, Outline) else Extra.NONE
         return extras_in(config)
     return Extra.NONE
 
