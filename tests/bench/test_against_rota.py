@@ -13,10 +13,10 @@ from rota.core.lora_paths import LoraPath
 from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
 from rota.runtime.service import InProcessService
-from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.engine.terminal import Terminal
 from tests.fakes import FakeDevice, alphabet
+from tests.server.applications import made_app
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import TIMEOUT_S
@@ -53,7 +53,7 @@ def url(tmp_path_factory) -> Iterator[str]:
     device = FakeDevice(step_s=0.002, next_token=alphabet)
     service = EngineClient(InProcessService(lambda: device, EngineConfig()), adapters)
     tokenizer = Tokenizer(write_byte_tokenizer(tmp_path_factory.mktemp("model")))
-    with running(create_app(service, tokenizer, registry)) as url:
+    with running(made_app(service, tokenizer, registry)) as url:
         service.wait_until_ready(TIMEOUT_S)
         yield url
 

@@ -16,16 +16,16 @@ from rota.core.config import EngineConfig
 from rota.core.lora_paths import LoraPath
 from rota.core.policy_config import PolicyConfig
 from rota.dashboard.feed import Feed
-from rota.dashboard.routes import Viewers, install_dashboard
+from rota.dashboard.routes import Viewers, routes_of
 from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
 from rota.server.access.access import Access
 from rota.server.access.keys import Key, KeyRing, digest_of
-from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.builders import capacity
 from tests.fakes import FakeDevice, NextToken, alphabet
 from tests.runtime.services import LONG
+from tests.server.applications import made_app
 from tests.server.engines import engines
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
@@ -83,9 +83,9 @@ def stage(
     feed = Feed(registry.base, lambda: registry.adapters, lambda: service.state, lambda: registry.others)
     viewers = Viewers(feed, service.send)
     tokenizer = Tokenizer(write_byte_tokenizer(folder))
-    app = create_app(service, tokenizer, registry, access=access, watchers=[feed], on_error=feed.note_error)
-    feed.routes = lambda: app.state.traffic.routes
-    install_dashboard(app, viewers, access.operator_of, str(journal_dir) if journal_dir else None)
+    page = routes_of(viewers, str(journal_dir) if journal_dir else None)
+    app = made_app(service, tokenizer, registry, access, watchers=[feed], on_error=feed.note_error, more_routes=page)
+    feed.routes = lambda: app.state.context.traffic.routes
     with ThreadPoolExecutor(64) as pool, running(app) as url:
         service.wait_until_ready()
         try:

@@ -21,10 +21,10 @@ from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
 from rota.server.access.access import Access
 from rota.server.access.keys import KeyRing
-from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.builders import capacity
 from tests.fakes import FakeDevice, alphabet
+from tests.server.applications import made_app
 from tests.server.engines import engines
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
@@ -78,7 +78,7 @@ def serving(
     service = EngineClient(engines(lambda: device or letters_device()), loaded)
     tokenizer = Tokenizer(write_byte_tokenizer(folder))
     access = Access(registry, keys, load_refusal, now, allowed_origins=config.allowed_origins if config else ())
-    app = create_app(
+    app = made_app(
         service, tokenizer, registry, access=access, config=config, on_finish=on_finish, has_grammars=has_grammars
     )
     # Without TLS nobody needs certificates, and to read them all takes longer than all else that a client does here.

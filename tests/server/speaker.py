@@ -14,10 +14,10 @@ from rota.core.config import ServerConfig
 from rota.core.request import SamplingParams
 from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
-from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.builders import capacity
 from tests.fakes import FakeDevice
+from tests.server.applications import made_app
 from tests.server.engines import engines
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
@@ -81,7 +81,7 @@ def speaking(folder: Path, speaker: Speaker, **config: Any) -> Iterator[httpx.Cl
     device = speaker.device  # held here, so that no other node gets a copy of it
     service = EngineClient(engines(lambda: device), [])
     tokenizer = Tokenizer(speaker.write(folder))
-    app = create_app(service, tokenizer, registry, config=ServerConfig(**config), has_grammars=True)
+    app = made_app(service, tokenizer, registry, config=ServerConfig(**config), has_grammars=True)
     with running(app) as url, httpx.Client(base_url=url) as client:
         service.wait_until_ready()
         yield client

@@ -15,9 +15,9 @@ from rota.runtime.registry import Registry
 from rota.server.access.access import Access
 from rota.server.access.exposure import check_exposure, describe, is_local_name, is_loopback, load_refusal
 from rota.server.access.keys import Key, KeyRing, digest_of
-from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice
+from tests.server.applications import made_app
 from tests.server.engines import Heedful, engines
 from tests.server.letters import error_of, letters_device, serving
 from tests.server.running import running
@@ -201,7 +201,7 @@ def test_a_keys_priority_goes_to_its_requests(tmp_path):
     registry = Registry("letters", "/models/letters")
     service = Heedful(engines(letters_device))
     ring = KeyRing({digest_of("soon"): Key("soon", priority=7)})
-    app = create_app(service, Tokenizer(write_byte_tokenizer(tmp_path)), registry, access=Access(registry, ring))
+    app = made_app(service, Tokenizer(write_byte_tokenizer(tmp_path)), registry, access=Access(registry, ring))
     with running(app) as url:
         for route, body in (("/v1/completions", PROMPT), ("/generate", {"text": "abc"})):
             assert httpx.post(url + route, json=body, headers={"x-api-key": "soon"}).status_code == 200
@@ -213,7 +213,7 @@ def test_when_a_first_token_is_wanted_goes_with_the_requests_of_a_key_that_may_s
     registry = Registry("letters", "/models/letters")
     service = Heedful(engines(letters_device))
     ring = KeyRing({digest_of("may"): Key("may"), digest_of("not"): Key("not", may_set_headers=False)})
-    app = create_app(service, Tokenizer(write_byte_tokenizer(tmp_path)), registry, access=Access(registry, ring))
+    app = made_app(service, Tokenizer(write_byte_tokenizer(tmp_path)), registry, access=Access(registry, ring))
     with running(app) as url:
         for key in ("may", "not"):
             headers = {"x-api-key": key, "x-llm-d-slo-ttft-ms": "250"}
@@ -408,7 +408,7 @@ def test_without_keys_a_name_that_was_made_to_lead_here_is_refused(tmp_path, pat
     registry = Registry("letters", "/models/letters")
     service = engines(letters_device)
     access = Access(registry, own_name="127.0.0.1")
-    app = create_app(service, Tokenizer(write_byte_tokenizer(tmp_path)), registry, access=access)
+    app = made_app(service, Tokenizer(write_byte_tokenizer(tmp_path)), registry, access=access)
     with running(app) as url:
         here = httpx.get(url + path)
         elsewhere = httpx.get(url + path, headers={"Host": "evil.example"})

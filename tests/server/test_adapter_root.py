@@ -14,10 +14,10 @@ from rota.core.lora_paths import LoraPath
 from rota.llm.config import build_device, engine_config
 from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
-from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.engine.lora.adapter_factory import make_adapter
 from tests.engine.model_factory import make_tiny_model
+from tests.server.applications import made_app
 from tests.server.engines import engines
 from tests.server.letters import error_of, serving
 from tests.server.running import running
@@ -49,7 +49,7 @@ def client(folder) -> Iterator[httpx.Client]:
     builtin = registry.add(LoraPath(name="parrot", path=str(folder / "secret"), is_builtin=True))
     service = EngineClient(engines(partial(build_device, config), config), [builtin])
     with (
-        running(create_app(service, Tokenizer(folder / "tiny"), registry)) as url,
+        running(made_app(service, Tokenizer(folder / "tiny"), registry)) as url,
         httpx.Client(base_url=url) as client,
     ):
         service.wait_until_ready(TIMEOUT_S)

@@ -21,9 +21,9 @@ from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
 from rota.runtime.service import InProcessService
 from rota.server.adapters.manager import AdapterManager
-from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice, alphabet
+from tests.server.applications import made_app
 from tests.server.engines import engines
 from tests.server.letters import Gate
 from tests.server.running import running
@@ -42,7 +42,7 @@ def serving(folder: Path, device: FakeDevice, timeout_s: float = TIMEOUT_S) -> I
     registry = Registry("letters", "/models/letters")
     adapters = [registry.add(LoraPath(name=name, path=f"/adapters/{name}")) for name in FIRST]
     service = EngineClient(engines(lambda: device), adapters)
-    app = create_app(service, Tokenizer(write_byte_tokenizer(folder)), registry, timeout_s)
+    app = made_app(service, Tokenizer(write_byte_tokenizer(folder)), registry, unload_timeout_s=timeout_s)
     with running(app) as url, httpx.Client(base_url=url) as client:
         yield client
 

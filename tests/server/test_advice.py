@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pytest
 
 from rota.core.errors import RequestError
-from rota.server.adapters.routes import LoadFields, NativeLoadFields
 from rota.server.calls.fields import ADVICE, Fields, Unsupported, unless
 from rota.server.embeddings.call import EmbeddingFields, RerankFields
 from rota.server.messages.call import MessagesFields, TextBlock
@@ -19,6 +18,7 @@ from rota.server.openai.sampling_fields import StreamOptions
 from rota.server.openai.structured_fields import StructuredOutputs
 from rota.server.openai.tokenize_routes import TokenizeFields
 from rota.server.responses.call import CallItem, ReasoningItem, ResponsesFields
+from rota.server.routes.adapters import LoadFields, NativeLoadFields
 
 
 class Example(Fields):

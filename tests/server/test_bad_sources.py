@@ -16,8 +16,6 @@ import pytest
 from rota.llm.config import build_device, engine_config
 from rota.runtime.registry import Registry
 from rota.server.adapters.manager import Locating
-from rota.server.app import create_app
-from rota.server.resolver import NameLookup
 from rota.sources.disk_cache import DiskCache
 from rota.sources.download import Download
 from rota.sources.hub import Hub
@@ -29,6 +27,7 @@ from rota.sources.sources import FIRST_BYTES, Sources
 from rota.text.tokenizer import Tokenizer
 from tests.engine.lora.adapter_factory import change_config, make_adapter
 from tests.engine.model_factory import make_tiny_model
+from tests.server.applications import made_app
 from tests.server.engines import REPLICAS, threads
 from tests.server.letters import error_of
 from tests.server.running import running
@@ -136,9 +135,9 @@ def _serving(disk: Path, opened: Opened):
     config = engine_config(options, quiet=True)
     registry = Registry("tiny", str(disk / "tiny"))
     locator = Locator(None, Sources(DiskCache(disk / "cache", 10**8), opened))
-    elsewhere = NameLookup(Locating(locator), Prefix("s3://adapters/tenants"))
+    lookup = {"locate": Locating(locator), "prefix": Prefix("s3://adapters/tenants")}
     service = threads(partial(build_device, config), config)  # no node of a cluster has this process's credentials
-    return running(create_app(service, Tokenizer(disk / "tiny"), registry, elsewhere=elsewhere))
+    return running(made_app(service, Tokenizer(disk / "tiny"), registry, **lookup))
 
 
 Fault = Callable[[Stage], object]

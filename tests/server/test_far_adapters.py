@@ -19,11 +19,10 @@ from rota.runtime.registry import Registry
 from rota.server.access.access import Access
 from rota.server.access.key_file import read_keys
 from rota.server.adapters.manager import Locating
-from rota.server.app import create_app
-from rota.server.resolver import NameLookup
 from rota.text.tokenizer import Tokenizer
 from tests.engine.lora.adapter_factory import change_config, make_adapter
 from tests.engine.model_factory import make_tiny_model
+from tests.server.applications import made_app
 from tests.server.engines import threads
 from tests.server.running import running
 from tests.sources.s3_server import SECRET, S3Server, s3_server
@@ -87,9 +86,9 @@ def client(disk) -> Iterator[httpx.Client]:
     registry = Registry("tiny", str(disk / "tiny"))
     service = threads(partial(build_device, config), config)  # no node of a cluster has this process's credentials
     access = Access(registry, read_keys([], str(disk / "keys.toml"), root))
-    elsewhere = NameLookup(Locating(locator_for(config.lora)))
+    locate = Locating(locator_for(config.lora))
     with (
-        running(create_app(service, Tokenizer(disk / "tiny"), registry, access=access, elsewhere=elsewhere)) as url,
+        running(made_app(service, Tokenizer(disk / "tiny"), registry, access=access, locate=locate)) as url,
         httpx.Client(base_url=url) as client,
     ):
         service.wait_until_ready(TIMEOUT_S)

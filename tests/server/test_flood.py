@@ -26,7 +26,7 @@ from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
 from rota.server.access.access import Access
 from rota.server.access.keys import Key, KeyRing, digest_of
-from rota.server.app import create_app
+from tests.server.applications import made_app
 from rota.server.listen import listen
 from rota.server.door.port import hold_port
 from rota.text.tokenizer import Tokenizer
@@ -39,7 +39,7 @@ if __name__ == "__main__":
     service = EngineClient(threads(endless_device))
     registry = Registry("letters", sys.argv[1])
     access = Access(registry, KeyRing({digest_of("secret"): Key("acme")}))
-    app = create_app(service, Tokenizer(sys.argv[1]), registry, access=access)
+    app = made_app(service, Tokenizer(sys.argv[1]), registry, access=access)
 
     def announce(url):
         if spare := int(sys.argv[2]):  # fewer files than the server was told of: others run out of them too

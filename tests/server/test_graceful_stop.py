@@ -30,7 +30,7 @@ from pathlib import Path
 from rota.core.config import ServerConfig
 from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
-from rota.server.app import create_app
+from tests.server.applications import made_app
 from rota.server.listen import listen
 from rota.server.door.port import hold_port
 from rota.text.tokenizer import Tokenizer
@@ -45,7 +45,7 @@ def next_letter(go, tokens):
 if __name__ == "__main__":
     device = partial(FakeDevice, next_token=partial(next_letter, Path(sys.argv[1]) / "go"))
     service = EngineClient(threads(device))
-    app = create_app(service, Tokenizer(sys.argv[1]), Registry("letters", sys.argv[1]))
+    app = made_app(service, Tokenizer(sys.argv[1]), Registry("letters", sys.argv[1]))
     config = ServerConfig(port=0, drain_timeout=float(sys.argv[2]))
     listen(hold_port(config.host, 0), app, service, config, partial(print, flush=True), partial(print, flush=True))
 """

@@ -14,10 +14,10 @@ from rota.runtime.registry import Registry
 from rota.runtime.replicas.router import Router
 from rota.runtime.replicas.service import ReplicatedService
 from rota.runtime.service import InProcessService, ServicePhase, ServiceState
-from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice
 from tests.observe.scraped import Scrape
+from tests.server.applications import made_app
 from tests.server.endless import ENDLESS, endless_device
 from tests.server.engines import configs
 from tests.server.running import running
@@ -85,7 +85,7 @@ def stage(tmp_path) -> Iterator[Stage]:
     adapters = [registry.add(LoraPath(name="poet", path="/adapters/poet"))]
     replicated = ReplicatedService([first], Router(1, "round-robin"))
     service = EngineClient(replicated, adapters)
-    app = create_app(service, Tokenizer(write_byte_tokenizer(tmp_path / "model")), registry)
+    app = made_app(service, Tokenizer(write_byte_tokenizer(tmp_path / "model")), registry)
     with running(app) as url, httpx.Client(base_url=url) as client:
         yield Stage(client, replicated, first)
 

@@ -19,11 +19,13 @@ from rota.core.standstill import StoodStill
 from rota.runtime.registry import Registry
 from rota.runtime.replicas.roster import joint_state
 from rota.runtime.service import BuildDevice, ServicePhase, ServiceState, StateBoard
-from rota.server.app import create_app
-from rota.server.info import install_probes
+from rota.server.access.access import Access
+from rota.server.app import PROBES
+from rota.server.route import add_routes
 from rota.text.tokenizer import Tokenizer
 from tests.builders import capacity
 from tests.fakes import FakeDevice
+from tests.server.applications import made_app
 from tests.server.endless import ENDLESS, endless_device
 from tests.server.engines import REPLICAS, as_of_one, engines
 from tests.server.letters import counts
@@ -42,7 +44,7 @@ def serve(tmp_path):
         def serve(build_device: BuildDevice, config: EngineConfig | None = None):
             service = engines(build_device, config)
             tokenizer, registry = Tokenizer(write_byte_tokenizer(tmp_path)), Registry("letters", str(tmp_path))
-            app = create_app(service, tokenizer, registry, scheduler=config and config.scheduler)
+            app = made_app(service, tokenizer, registry, engine=config)
             url = stack.enter_context(running(app))
             return stack.enter_context(httpx.Client(base_url=url)), service
 
@@ -109,8 +111,9 @@ def test_an_engine_that_stands_still_says_so_and_is_503_if_nothing_is_under_way(
         board.set(ServiceState(phase=ServicePhase.READY, capacity=capacity()))
         board.note_events([standstill] if standstill else [])
     service = SimpleNamespace(state=joint_state([board.state for board in boards]))
-    app, access = FastAPI(), SimpleNamespace(for_probes=SimpleNamespace(may_operate=False))
-    install_probes(app, SimpleNamespace(service=service, pausing=SimpleNamespace(paused_at=None), access=access))
+    app, access = FastAPI(), Access(Registry("letters", "/letters"))
+    context = SimpleNamespace(service=service, pausing=SimpleNamespace(paused_at=None), access=access)
+    add_routes(app, PROBES, context, access)
     with running(app) as url:
         ready, live = httpx.get(f"{url}/readyz"), httpx.get(f"{url}/livez")
 
@@ -168,7 +171,7 @@ def narrow(tmp_path_factory) -> Iterator[httpx.Client]:
     """A client of a server where two requests may wait."""
     folder = tmp_path_factory.mktemp("model")
     service, registry = engines(FakeDevice, TWO_WAIT), Registry("letters", str(folder))
-    app = create_app(service, Tokenizer(write_byte_tokenizer(folder)), registry, scheduler=TWO_WAIT.scheduler)
+    app = made_app(service, Tokenizer(write_byte_tokenizer(folder)), registry, engine=TWO_WAIT)
     with running(app) as url, httpx.Client(base_url=url) as client:
         service.wait_until_ready()
         yield client

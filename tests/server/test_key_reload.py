@@ -12,14 +12,14 @@ import httpx
 import pytest
 
 from rota.dashboard.feed import Feed
-from rota.dashboard.routes import Viewers, install_dashboard
+from rota.dashboard.routes import Viewers, routes_of
 from rota.runtime.registry import Registry
 from rota.server.access import key_file
 from rota.server.access.access import Access
 from rota.server.access.key_file import KeySource, KeyWatch
-from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice
+from tests.server.applications import made_app
 from tests.server.engines import engines
 from tests.server.letters import Gate
 from tests.server.running import running
@@ -69,9 +69,9 @@ def keys(tmp_path, caplog) -> Iterator[Keys]:
     service = engines(lambda: FakeDevice(next_token=GATE))
     watch = KeyWatch(keys.source, access.replace_keys, every_s=0.01)
     tokenizer = Tokenizer(write_byte_tokenizer(tmp_path))
-    app = create_app(service, tokenizer, registry, access=access, service_tasks=[watch.run])
     feed = Feed(registry.base, lambda: registry.adapters, lambda: service.state)
-    install_dashboard(app, Viewers(feed, service.send), access.operator_of)
+    page = routes_of(Viewers(feed, service.send))
+    app = made_app(service, tokenizer, registry, access=access, service_tasks=[watch.run], more_routes=page)
     with running(app) as url, httpx.Client(base_url=url) as keys.client:
         service.wait_until_ready()
         yield keys

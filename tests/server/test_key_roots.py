@@ -22,11 +22,11 @@ from rota.runtime.registry import Registry
 from rota.server.access.access import Access
 from rota.server.access.key_file import read_keys
 from rota.server.access.keys import Key, KeyRing, digest_of
-from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.engine.lora.adapter_factory import make_adapter
 from tests.engine.model_factory import make_tiny_model
 from tests.fakes import FakeDevice, FakeTicket
+from tests.server.applications import made_app
 from tests.server.engines import engines
 from tests.server.letters import error_of, events_of, serving
 from tests.server.running import running
@@ -113,7 +113,7 @@ def client(root) -> Iterator[httpx.Client]:
     service = EngineClient(engines(partial(build_device, config), config), [parrot])
     access = Access(registry, read_keys([], str(file), str(root)))
     with (
-        running(create_app(service, Tokenizer(folder), registry, access=access)) as url,
+        running(made_app(service, Tokenizer(folder), registry, access=access)) as url,
         httpx.Client(base_url=url) as client,
     ):
         service.wait_until_ready(TIMEOUT_S)

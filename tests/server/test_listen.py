@@ -18,12 +18,12 @@ from rota.core.lora_paths import LoraPath
 from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
 from rota.runtime.service import BuildDevice
-from rota.server.app import create_app
 from rota.server.door.door import Door
 from rota.server.door.port import hold_port
 from rota.server.listen import GracefulServer, listen
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice
+from tests.server.applications import made_app
 from tests.server.endless import ENDLESS, endless_device
 from tests.server.engines import as_of_one, engines
 from tests.tiny_tokenizer import write_byte_tokenizer
@@ -46,7 +46,7 @@ def listen_with(build_device: BuildDevice, folder: Path, announce, *adapters: Lo
     registry = Registry("letters", str(folder))
     stock = [registry.add(adapter) for adapter in adapters]
     service = EngineClient(engines(build_device), stock)
-    app = create_app(service, Tokenizer(write_byte_tokenizer(folder)), registry)
+    app = made_app(service, Tokenizer(write_byte_tokenizer(folder)), registry)
     say = options.pop("say", print)
     config = ServerConfig(port=0, **options)
     listen(
@@ -213,7 +213,7 @@ def test_however_many_signals_come_the_application_ends_as_it_should(tmp_path, c
     service = EngineClient(inner)
     service.stop = stop  # type: ignore[method-assign]
     registry, tokenizer = Registry("letters", str(tmp_path)), Tokenizer(write_byte_tokenizer(tmp_path))
-    app = create_app(service, tokenizer, registry, service_tasks=[live])
+    app = made_app(service, tokenizer, registry, service_tasks=[live])
     config = ServerConfig(port=0)
     server = GracefulServer(app, service, Door(config), config.drain_timeout, lambda _: None)
     thread = threading.Thread(target=server.run, args=([hold_port(config.host, 0)],))

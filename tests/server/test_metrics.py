@@ -10,10 +10,10 @@ from rota.core.config import ServerConfig
 from rota.runtime.registry import Registry
 from rota.runtime.service import ServicePhase
 from rota.server.access.keys import Key, KeyRing, digest_of
-from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice
 from tests.observe.scraped import Scrape
+from tests.server.applications import made_app
 from tests.server.endless import ENDLESS, endless_device
 from tests.server.engines import REPLICAS, threads
 from tests.server.letters import serving
@@ -162,7 +162,7 @@ def breaks_at_ten(tokens):
 @pytest.mark.usefixtures("capsys")
 def test_when_the_engine_is_down_what_is_known_is_served(tmp_path):
     service = threads(partial(FakeDevice, next_token=breaks_at_ten))
-    app = create_app(service, Tokenizer(write_byte_tokenizer(tmp_path)), Registry("letters", str(tmp_path)))
+    app = made_app(service, Tokenizer(write_byte_tokenizer(tmp_path)), Registry("letters", str(tmp_path)))
     with running(app) as url, httpx.Client(base_url=url) as client:
         for _ in service.state.engines:
             assert complete(client, max_tokens=50).status_code == 503

@@ -15,12 +15,11 @@ from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
 from rota.server.access.access import Access
 from rota.server.access.keys import Key, KeyRing, digest_of
-from rota.server.app import create_app
 from rota.server.door.port import hold_metrics_port, hold_port
-from rota.server.listen import listen
-from rota.server.metrics import MetricsPort
+from rota.server.listen import MetricsPort, listen
 from rota.text.tokenizer import Tokenizer
 from tests.observe.picker import Pod
+from tests.server.applications import made_app
 from tests.server.engines import engines
 from tests.server.letters import letters_device
 from tests.tiny_tokenizer import write_byte_tokenizer
@@ -34,7 +33,7 @@ def serve_with_keys(folder: Path, act, **options) -> None:
     registry = Registry("letters", str(folder))
     service = EngineClient(engines(letters_device))
     access = Access(registry, KEYS, allowed_origins=config.allowed_origins)
-    app = create_app(service, Tokenizer(write_byte_tokenizer(folder)), registry, access=access, config=config)
+    app = made_app(service, Tokenizer(write_byte_tokenizer(folder)), registry, access=access, config=config)
     metrics_holder = hold_metrics_port(config)
     assert metrics_holder is not None
     metrics_port = MetricsPort(metrics_holder, config)

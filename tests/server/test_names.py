@@ -11,9 +11,9 @@ import pytest
 from rota.core.messages import Message
 from rota.runtime.registry import Registry
 from rota.server.access.keys import Key, KeyRing, digest_of
-from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice
+from tests.server.applications import made_app
 from tests.server.engines import Heedful, engines
 from tests.server.letters import CONTEXT, error_of, letters_device, serving
 from tests.server.running import running
@@ -114,7 +114,7 @@ class ClumsyService(Heedful):
 
 def test_an_error_of_our_own_carries_the_name_too(tmp_path):
     service = ClumsyService(engines(FakeDevice))
-    app = create_app(service, Tokenizer(write_byte_tokenizer(tmp_path)), Registry("letters", str(tmp_path)))
+    app = made_app(service, Tokenizer(write_byte_tokenizer(tmp_path)), Registry("letters", str(tmp_path)))
     with running(app) as url:
         failed = httpx.post(
             f"{url}/v1/completions", json={"prompt": "a"}, headers={"X-Request-Id": "job-7"}, timeout=TIMEOUT_S

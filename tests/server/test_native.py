@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
+from fastapi import Request, Response
 
 from rota.core.config import ServerConfig
 from rota.runtime.registry import Registry
-from rota.server.access.access import Access
+from rota.server.access.access import Right
 from rota.server.access.keys import Key, KeyRing, digest_of
 from rota.server.context import AppContext
-from rota.server.native import routes as native
 from rota.server.native.call import GenerateFields, NativeSampling
-from rota.server.open_answers import OpenAnswers
-from rota.server.queries import Pausing, Queries
-from rota.server.streams import Streams
+from rota.server.native.routes import health_within
+from rota.server.route import get
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice, alphabet
+from tests.server.applications import made_app
 from tests.server.engines import REPLICAS, engines
 from tests.server.letters import CONTEXT, Gate, error_of, events_in, events_of, letters_device, serving
 from tests.server.running import running
@@ -338,29 +337,17 @@ def test_health_generate_makes_a_token(client, device):
 
 
 def test_health_generate_gives_up_on_an_engine_that_makes_none(tmp_path):
-    registry = Registry("letters", "/models/letters")
+    async def impatient(context: AppContext, http: Request) -> Response:
+        return await health_within(0.2, context, http)
+
     service = engines(lambda: FakeDevice(next_token=lambda _: GATE([0] * 6)))
-    streams = Streams(service)
-    access, tokenizer = Access(registry), Tokenizer(write_byte_tokenizer(tmp_path))
-    answers = OpenAnswers()
-    pausing = Pausing(service, answers)
-    context = AppContext(
-        service, streams, tokenizer, registry, access, answers, pausing, Queries(service), keep_alive_s=15.0
-    )
-
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        streams.start()
-        yield
-        GATE.set()
-        service.stop()
-
+    registry, tokenizer = Registry("letters", "/models/letters"), Tokenizer(write_byte_tokenizer(tmp_path))
     GATE.clear()
-    app = FastAPI(lifespan=lifespan)
-    native.install(app, context, probe_s=0.2)
+    app = made_app(service, tokenizer, registry, more_routes=[get("/health_generate", Right.ANY, impatient)])
     with running(app) as url:
         service.wait_until_ready()
         answer = httpx.get(f"{url}/health_generate")
+        GATE.set()
 
     assert (answer.status_code, answer.json()["reason"]) == (503, "No token came within 0.2 seconds.")
 

@@ -7,10 +7,10 @@ import httpx
 from rota.core.events import Event
 from rota.core.ids import AdapterId, RequestId
 from rota.runtime.registry import Registry
-from rota.server.app import create_app
 from rota.server.streams import Observers
 from rota.text.tokenizer import Tokenizer
 from tests.builders import request
+from tests.server.applications import made_app
 from tests.server.engines import engines
 from tests.server.letters import letters_device
 from tests.server.running import running
@@ -43,7 +43,7 @@ def test_those_behind_one_that_fails_hear_everything_and_the_log_has_it_once(cap
 def test_an_observer_that_fails_holds_back_nobodys_answer(tmp_path):
     service = engines(letters_device)
     tokenizer = Tokenizer(write_byte_tokenizer(tmp_path))
-    app = create_app(service, tokenizer, Registry("letters", "/letters"), watchers=[Clumsy()])
+    app = made_app(service, tokenizer, Registry("letters", "/letters"), watchers=[Clumsy()])
     with running(app) as url:
         answer = httpx.post(f"{url}/v1/completions", json={"prompt": "abc", "max_tokens": 3})
 

@@ -24,10 +24,10 @@ from rota.runtime.registry import Registry
 from rota.runtime.supervisor import SupervisedService
 from rota.server.access.access import Access
 from rota.server.access.key_file import read_keys
-from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice
 from tests.observe.scraped import Scrape
+from tests.server.applications import made_app
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import until
@@ -90,7 +90,7 @@ def staged(folder: Path, first: str | None = None) -> Iterator[Stage]:
     adapters = [registry.add(LoraPath(name=first, path=str(root / first)))] if first else []
     service = EngineClient(SupervisedService(Fatal, EngineConfig(), blame=blame), adapters)
     access = Access(registry, read_keys([], str(file), str(root)), blame=blame)
-    app = create_app(service, Tokenizer(write_byte_tokenizer(folder / "model")), registry, access=access)
+    app = made_app(service, Tokenizer(write_byte_tokenizer(folder / "model")), registry, access=access)
     with running(app) as url:
         service.wait_until_ready()
         yield Stage(url, root)

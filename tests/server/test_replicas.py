@@ -19,9 +19,9 @@ from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
 from rota.runtime.service import Service
 from rota.runtime.timeouts import EngineTimeouts
-from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.observe.scraped import Scrape
+from tests.server.applications import made_app
 from tests.server.endless import ENDLESS, mortal_device
 from tests.server.engines import pids_of, processes
 from tests.server.running import running
@@ -62,7 +62,7 @@ def stage(tmp_path) -> Iterator[Stage]:
     adapters = [registry.add(LoraPath(name=name, path=f"/adapters/{name}")) for name in ADAPTERS]
     timeouts = EngineTimeouts(quick_deaths=2, pause_s=0.01, quick_death_s=60.0)
     service = EngineClient(processes(partial(mortal_device, tmp_path), timeouts=timeouts, replicas=2), adapters)
-    app = create_app(service, Tokenizer(write_byte_tokenizer(tmp_path / "model")), registry)
+    app = made_app(service, Tokenizer(write_byte_tokenizer(tmp_path / "model")), registry)
     with running(app) as url, httpx.Client(base_url=url) as client:
         service.wait_until_ready()
         yield Stage(client, service, tmp_path)

@@ -17,11 +17,11 @@ from rota.core.lora_paths import LoraPath
 from rota.runtime.registry import Registry
 from rota.server.access.access import Access
 from rota.server.access.keys import ANYONE, Key, KeyRing, digest_of
-from rota.server.app import create_app
-from rota.server.resolver import MISSED_S, MOST_AT_ONCE, NameLookup, Resolver
+from rota.server.adapters.resolver import MISSED_S, MOST_AT_ONCE, Resolver
 from rota.sources.prefix import Prefix, is_within
 from rota.sources.source import NothingError, UnreachableError
 from rota.text.tokenizer import Tokenizer
+from tests.server.applications import made_app
 from tests.server.engines import engines
 from tests.server.letters import letters_device
 from tests.server.running import running
@@ -207,12 +207,12 @@ def client(tmp_path_factory) -> Iterator[httpx.Client]:
     few = key(adapters=frozenset({"a1", "none"}))
     keys = KeyRing({digest_of("all"): Key("all"), digest_of("few"): few, digest_of("rooted"): rooted})
     registry = Registry("tiny", str(disk / "tiny"))
-    app = create_app(
+    app = made_app(
         engines(letters_device),
         Tokenizer(disk / "tiny"),
         registry,
         access=Access(registry, keys),
-        elsewhere=NameLookup(prefix=Prefix(str(disk / "adapters"))),
+        prefix=Prefix(str(disk / "adapters")),
     )
     with running(app) as url, httpx.Client(base_url=url) as client:
         client.headers["x-api-key"] = "all"

@@ -18,10 +18,10 @@ from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
 from rota.runtime.service import Service, ServicePhase
 from rota.runtime.timeouts import EngineTimeouts
-from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.observe.scraped import Scrape
 from tests.runtime.test_supervisor import FolderDevice
+from tests.server.applications import made_app
 from tests.server.engines import pids_of, processes
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
@@ -75,7 +75,7 @@ def staged(tmp_path: Path, silence_s: float = TIMEOUT_S) -> Iterator[Stage]:
     adapter = registry.add(LoraPath(name="pirate", path=str(folder)))
     service = processes(FolderDevice, timeouts=EngineTimeouts(silence_s=silence_s, quick_deaths=100))
     whole = EngineClient(service, [adapter])
-    app = create_app(whole, Tokenizer(write_byte_tokenizer(tmp_path / "model")), registry)
+    app = made_app(whole, Tokenizer(write_byte_tokenizer(tmp_path / "model")), registry)
     with running(app) as url, httpx.Client(base_url=url) as client:
         whole.wait_until_ready()
         yield Stage(client, service, folder)

@@ -13,9 +13,9 @@ import pytest
 
 from rota.llm.config import build_device, engine_config
 from rota.runtime.registry import Registry
-from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.engine.model_factory import make_tiny_model
+from tests.server.applications import made_app
 from tests.server.engines import engines
 from tests.server.letters import error_of
 from tests.server.running import running
@@ -36,7 +36,7 @@ def client(tmp_path_factory) -> Iterator[httpx.Client]:
     options = {"device": "cpu", "dtype": "float32", "kv_blocks": 128, "max_running_requests": 8}
     config = engine_config({"model_path": str(folder), **options}, quiet=True)
     service = engines(partial(build_device, config), config)
-    app = create_app(service, Tokenizer(folder), Registry("tiny", str(folder)))
+    app = made_app(service, Tokenizer(folder), Registry("tiny", str(folder)))
     with running(app) as url, httpx.Client(base_url=url) as client:
         service.wait_until_ready(TIMEOUT_S)
         yield client

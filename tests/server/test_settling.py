@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rota.core.config import ServerConfig
 from rota.core.errors import RequestError
 from rota.core.request import SamplingParams
 from rota.runtime.registry import Registry
@@ -22,12 +23,11 @@ from rota.server.calls.call import Call
 from rota.server.calls.prompts import CallPrompts
 from rota.server.context import AppContext
 from rota.server.errors import ClientGone
-from rota.server.open_answers import CallIdentity, OpenAnswers
-from rota.server.queries import Pausing, Queries
-from rota.server.streams import Streams
+from rota.server.open_answers import CallIdentity
 from rota.server.traffic.route import Chosen
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice, alphabet
+from tests.server.applications import made_app
 from tests.server.endless import ENDLESS, endless_device
 from tests.server.engines import engines
 from tests.tiny_tokenizer import write_byte_tokenizer
@@ -43,16 +43,13 @@ async def context_around(folder: Path, device: FakeDevice, timeout_s: float | No
     """Its clock stands still, so that no token comes back by waiting."""
     service = engines(lambda: device)
     registry = Registry("letters", "/models/letters")
-    streams = Streams(service)
     access = Access(registry, now=lambda: 0.0)
     tokenizer = Tokenizer(write_byte_tokenizer(folder))
-    streams.start()
+    app = made_app(service, tokenizer, registry, access, ServerConfig(request_timeout=timeout_s))
+    context: AppContext = app.state.context
+    context.streams.start()
     try:
-        answers = OpenAnswers()
-        pausing = Pausing(service, answers)
-        yield AppContext(
-            service, streams, tokenizer, registry, access, answers, pausing, Queries(service), 15.0, timeout_s
-        )
+        yield context
     finally:
         await asyncio.to_thread(service.stop)
 

@@ -9,10 +9,10 @@ import httpx
 from rota.llm.config import build_device, engine_config, first_adapters, locate_model, with_first
 from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
-from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.engine.lora.adapter_factory import make_adapter
 from tests.engine.model_factory import make_tiny_model
+from tests.server.applications import made_app
 from tests.server.engines import REPLICAS, engines
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
@@ -31,7 +31,7 @@ def test_a_later_adapter_of_a_larger_rank_is_refused_with_the_flag_that_helps(tm
     first = [registry.add(entry) for entry in first_adapters(config)]
     service = EngineClient(engines(partial(build_device, config), config), first)
     with (
-        running(create_app(service, Tokenizer(folder), registry)) as url,
+        running(made_app(service, Tokenizer(folder), registry)) as url,
         httpx.Client(base_url=url) as client,
     ):
         service.wait_until_ready(TIMEOUT_S)

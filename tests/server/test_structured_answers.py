@@ -16,10 +16,10 @@ from rota.core.lora_paths import LoraPath
 from rota.llm.config import build_device, engine_config
 from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
-from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.engine.lora.adapter_factory import make_adapter
 from tests.engine.model_factory import make_tiny_model
+from tests.server.applications import made_app
 from tests.server.engines import engines
 from tests.server.letters import error_of, events_of
 from tests.server.running import running
@@ -48,7 +48,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     registry = Registry("tiny", str(folder))
     adapter = registry.add(LoraPath(name="pirate", path=str(folder / "pirate")))
     service = EngineClient(engines(partial(build_device, config), config), [adapter])
-    app = create_app(service, Tokenizer(folder), registry, has_grammars=True)
+    app = made_app(service, Tokenizer(folder), registry, has_grammars=True)
     with running(app) as url, httpx.Client(base_url=url) as client:
         service.wait_until_ready(TIMEOUT_S)
         yield client

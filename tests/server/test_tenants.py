@@ -15,8 +15,8 @@ from rota.runtime.registry import Registry
 from rota.server.access.access import Access
 from rota.server.access.key_file import read_keys
 from rota.server.access.keys import ANYONE, Key, KeyRing, digest_of
-from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
+from tests.server.applications import made_app
 from tests.server.engines import Heedful, engines
 from tests.server.letters import error_of, letters_device, serving
 from tests.server.running import running
@@ -35,7 +35,7 @@ def requests_sent(folder: Path, keys: KeyRing | None, **headers: str) -> list[Re
     """What reaches the engine of one call to each route, and of a probe."""
     registry = Registry("letters", "/models/letters")
     service = Heedful(engines(letters_device))
-    app = create_app(service, Tokenizer(write_byte_tokenizer(folder)), registry, access=Access(registry, keys))
+    app = made_app(service, Tokenizer(write_byte_tokenizer(folder)), registry, access=Access(registry, keys))
     with running(app) as url, httpx.Client(base_url=url, headers=headers) as client:
         service.wait_until_ready(TIMEOUT_S)  # requests wait for a start, and a probe does not
         answers = [client.post(route, json=body) for route, body in CALLS.items()]

@@ -18,7 +18,7 @@ from rota.runtime.spool import Spool
 from rota.server.access.keys import ANYONE
 from rota.server.adapters.listing import History, Listing
 from rota.server.adapters.manager import AdapterManager
-from rota.server.long_lists import PORTION, list_response
+from rota.server.route import PORTION, list_response
 from tests.server.letters import serving
 
 NAMES = tuple(f"adapter-{number:04}" for number in range(2 * MOST_CHECKED))
@@ -102,6 +102,6 @@ def test_an_adapter_that_is_unloaded_while_the_list_is_written_is_left_out():
     adapters = AdapterManager(cast(Service, None), registry)
     entries = Listing(registry, adapters, History(registry), Spool()).all_for(ANYONE)
 
-    assert next(entries)["name"] == "a"
+    assert next(entries).name == "a"
     registry.forget("b")
-    assert [one["name"] for one in entries] == ["c"]
+    assert [one.name for one in entries] == ["c"]

@@ -15,10 +15,10 @@ from rota.core.lora_paths import LoraPath
 from rota.llm.config import build_device, engine_config
 from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
-from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.engine.lora.adapter_factory import make_adapter
 from tests.engine.model_factory import make_tiny_model
+from tests.server.applications import made_app
 from tests.server.engines import engines
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
@@ -44,7 +44,7 @@ def test_adapters_answer_over_http_as_they_do_offline(tmp_path):
         [registry.add(LoraPath(name="pirate", path=paths["pirate"]))],
     )
     with (
-        running(create_app(service, Tokenizer(folder), registry)) as url,
+        running(made_app(service, Tokenizer(folder), registry)) as url,
         httpx.Client(base_url=url) as client,
         ThreadPoolExecutor(3) as threads,
     ):

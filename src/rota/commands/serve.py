@@ -188,11 +188,10 @@ def _listen(start: _Start) -> None:
     from rota.server.access.exposure import describe, load_refusal
     from rota.server.access.key_file import KeyWatch
     from rota.server.adapters.manager import Locating
-    from rota.server.app import create_app
+    from rota.server.app import ROUTES, create_app, routes_of_dialects
+    from rota.server.context import AppParts
     from rota.server.errors import unheard
-    from rota.server.listen import listen
-    from rota.server.metrics import MetricsPort
-    from rota.server.resolver import NameLookup
+    from rota.server.listen import MetricsPort, listen
     from rota.text.tokenizer import Tokenizer
 
     config, server, keys, registry, service = start.config, start.server, start.keys, start.registry, start.client
@@ -205,22 +204,24 @@ def _listen(start: _Start) -> None:
     access = Access(registry, keys, refusal, own_name=own_name, allowed_origins=origins, blame=start.blame)
     dashboard = needed("dashboard", "--journal-dir") if server.journal_dir else found("dashboard")
     feed = dashboard.feed_of(registry, service) if dashboard else None
-    app = create_app(
-        service,
-        tokenizer,
-        registry,
+    parts = AppParts(
+        service=service,
+        tokenizer=tokenizer,
+        registry=registry,
         access=access,
         config=server,
+        engine=config,
+        locate=Locating(locator_for(config.lora)),
+        prefix=start.resolver_prefix,
         watchers=[feed] if feed else (),
-        on_error=feed.note_error if feed else unheard,
-        scheduler=config.scheduler,
         on_finish=start.on_finish,
+        on_error=feed.note_error if feed else unheard,
         service_tasks=[KeyWatch(start.source, access.replace_keys).run] if start.source.path else (),
-        has_grammars=True,
-        elsewhere=NameLookup(Locating(locator_for(config.lora)), start.resolver_prefix),
     )
-    if dashboard:
-        dashboard.install(app, feed, service, access.operator_of, server.journal_dir)
+    page = dashboard.routes_of(dashboard.Viewers(feed, service.send), server.journal_dir) if dashboard else ()
+    app = create_app(parts, [*ROUTES, *routes_of_dialects(), *page])
+    if feed:
+        feed.routes = lambda: app.state.context.traffic.routes
     others = [describe(server, keys), metrics_port.sentence if metrics_port else "", start.door.advice]
 
     def say_ready(url: str) -> None:

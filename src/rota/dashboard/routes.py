@@ -9,10 +9,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
-from fastapi import FastAPI, Request, Response
+from fastapi import Request, Response
 from fastapi.responses import FileResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 
@@ -22,6 +21,9 @@ from rota.dashboard.feed import AlreadySent, Feed
 from rota.dashboard.window import SPANS_S
 from rota.runtime.registry import Registry
 from rota.runtime.service import Service, ServicePhase
+from rota.server.access.access import Right
+from rota.server.context import AppContext
+from rota.server.route import Handler, HttpRoute, get
 
 # ── stream ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 # A stream sends four frames a second to one reader; a slow reader gets fewer, and always the newest.
@@ -87,67 +89,43 @@ KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".s
 _JOURNAL = re.compile(r"[\w-][\w.-]*\.jsonl")
 
 
-class Viewer(Protocol):
-    """The key of a viewer."""
-
-    @property
-    def may_load(self) -> bool: ...
-
-
 def feed_of(registry: Registry, service: Service) -> Feed:
     """What the page shows of a server; it observes the service."""
     return Feed(registry.base, lambda: registry.adapters, lambda: service.state, lambda: registry.others)
 
 
-def install(
-    app: FastAPI, feed: Feed, service: Service, admit: Callable[[Request], Viewer], journal_dir: str | None = None
-) -> None:
-    """Add the page of this feed to the server's application."""
-    feed.routes = lambda: app.state.traffic.routes
-    install_dashboard(app, Viewers(feed, service.send), admit, journal_dir)
-
-
-def install_dashboard(
-    app: FastAPI, viewers: Viewers, admit: Callable[[Request], Viewer], journal_dir: str | None = None
-) -> None:
-    """Add the page to an application.
-
-    `admit` gives the key that asks for data, or raises RequestError. The page and its parts are not secret, and a
-    browser cannot send a key for them. So they are plain routes, without the application's check of keys.
-    """
+def routes_of(viewers: Viewers, journal_dir: str | None = None) -> tuple[HttpRoute, ...]:
+    """The page's routes. The page and its parts are not secret, and a browser cannot send a key for them."""
     static = files("rota.dashboard").joinpath("static")
     parts = {one.name: one.read_bytes() for one in static.iterdir() if Path(one.name).suffix in KINDS}
 
-    async def page(_: Request) -> Response:
+    async def page(_: AppContext) -> Response:
         """The page. Its data needs a key."""
         return _part(parts, "index.html")
 
-    async def part(http: Request) -> Response:
+    async def part(_: AppContext, name: str) -> Response:
         """The page's scripts and styles."""
-        return _part(parts, http.path_params["name"])
+        return _part(parts, name)
 
-    async def events(http: Request) -> Response:
+    async def events(context: AppContext, http: Request) -> Response:
         """The page's frames, four a second, as server-sent events; `window` is the time that the figures are of."""
-        viewer = admit(http)
         if viewers.count >= MOST_VIEWERS:
             message = f"{MOST_VIEWERS} pages are open already; close one of them."
             raise RequestError(Fault(FaultCode.QUEUE_FULL, message))
+        may_load = context.access.key_of(http).may_load
+
+        def is_admitted() -> bool:
+            """This stream has no end of its own, and the viewer's key may be removed meanwhile."""
+            with suppress(RequestError):
+                return context.access.operator_of(http).may_operate
+            return False
+
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        frames = viewers.frames(viewer.may_load, lambda: _is_admitted(http), _window_of(http))
+        frames = viewers.frames(may_load, is_admitted, _window_of(http))
         return StreamingResponse(frames, media_type="text/event-stream", headers=headers)
 
-    def _is_admitted(http: Request) -> bool:
-        """This stream has no end of its own, and the viewer's key may be removed meanwhile."""
-        try:
-            admit(http)
-        except RequestError:
-            return False
-        return True
-
-    async def journal(http: Request) -> Response:
+    async def journal(_: AppContext, name: str) -> Response:
         """A journal from `--journal-dir`, to replay on the page."""
-        admit(http)
-        name = http.path_params["name"]
         if journal_dir is None:
             raise HTTPException(404, "this server keeps no journals (--journal-dir)")
         path = Path(journal_dir) / name
@@ -155,10 +133,17 @@ def install_dashboard(
             raise HTTPException(404, "there is no such journal; journals are files whose names end in .jsonl")
         return FileResponse(path, media_type="application/jsonl", headers={"Cache-Control": "no-cache"})
 
-    app.add_route("/dashboard", page)
-    app.add_route("/dashboard/events", events)
-    app.add_route("/dashboard/journals/{name}", journal)
-    app.add_route("/dashboard/{name}", part)
+    return (
+        _shown("/dashboard", Right.NONE, page),
+        _shown("/dashboard/events", Right.OPERATE, events),
+        _shown("/dashboard/journals/{name}", Right.OPERATE, journal),
+        _shown("/dashboard/{name}", Right.NONE, part),
+    )
+
+
+def _shown(path: str, right: Right, handler: Handler) -> HttpRoute:
+    """A route for the page, and no part of what programs may ask."""
+    return get(path, right, handler, also=(f"HEAD {path}",), is_in_schema=False)
 
 
 def _window_of(http: Request) -> int:

@@ -1,57 +1,117 @@
-"""The application connects the service, the routes and the observers."""
+"""The application: middleware, the table of routes, and what a server is put together from."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import fields
 from functools import partial
-from types import ModuleType
 from typing import Any
 
-from fastapi import Depends, FastAPI
+from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from rota.core.config import SchedulerConfig, ServerConfig
 from rota.core.events import Finished
 from rota.core.ids import RequestId
-from rota.core.request import Request
 from rota.extensions import DIALECTS, found
 from rota.observe.journey import Journey, OnEnd
 from rota.observe.metrics import Metrics
-from rota.observe.observer import Observer
 from rota.observe.request_log import log_end, log_engines
-from rota.runtime.registry import Registry
 from rota.runtime.service import Service
 from rota.runtime.spool import Spool
-from rota.server.access.access import Access
-from rota.server.adapters.listing import History, Listing
-from rota.server.adapters.manager import TIMEOUT_S, AdapterManager
-from rota.server.adapters.routes import install_adapter_routes
-from rota.server.adapters.updates import Updates
-from rota.server.adapters.version_routes import install_version_routes
+from rota.server.access.access import Access, Right
+from rota.server.access.audit import QuarantineLog
+from rota.server.access.exposure import is_loopback
+from rota.server.adapters.listing import AdapterBody, AdaptersListBody, History, Listing
+from rota.server.adapters.manager import AdapterManager
+from rota.server.adapters.resolver import Resolver
+from rota.server.adapters.updates import RemovedBody, UpdatedBody, UpdateFields, Updates
+from rota.server.adapters.upload import TensorsFields
 from rota.server.answers.respond import VERSION_HEADER as VERSION
 from rota.server.call import HEADER as NAME
 from rota.server.calls.reading_room import ReadingRoom
-from rota.server.context import AppContext
+from rota.server.context import AppContext, AppParts
 from rota.server.docs import ERROR_RESPONSES, install_docs_page, install_openapi
 from rota.server.door.body_limit import BodyLimit
-from rota.server.errors import OnError, OwnBody, install_error_handlers, unheard
-from rota.server.info import install_model_routes, install_probes, install_server_info
-from rota.server.metrics import Counts, Scrapes, install_metrics_route, metrics_app
+from rota.server.errors import install_error_handlers
+from rota.server.metrics import Counts, Scrapes
 from rota.server.open_answers import OpenAnswer, OpenAnswers
-from rota.server.openai.chat import install_chat_route
-from rota.server.openai.completions import install_completions_route
-from rota.server.openai.tokenize_routes import install_tokenize_routes
-from rota.server.operator_routes import RequestsRoute, install_pause_routes, install_quarantine_routes, quarantine_log
+from rota.server.openai.chat import chat_completions
+from rota.server.openai.chat_fields import ChatFields
+from rota.server.openai.completions import CompletionFields, completions
+from rota.server.openai.tokenize_routes import DetokenizeFields, TokenizeFields, detokenize, tokenize, tokenizer_info
+from rota.server.openai.writer import (
+    ChatBody,
+    ChatChunkBody,
+    CompletionBody,
+    DetokenizeBody,
+    ModelBody,
+    ModelsBody,
+    TokenizeBody,
+    TokenizerInfoBody,
+)
 from rota.server.queries import Pausing, Queries
-from rota.server.resolver import HERE, NameLookup
-from rota.server.streams import CallReply, Observers, Streams
-from rota.server.traffic.routes import first_routes, install_traffic_routes
+from rota.server.route import HttpRoute, add_routes, delete, get, post, put
+from rota.server.routes import adapters, info, operators, traffic
+from rota.server.routes.adapters import AdaptersBody, LoadFields, NativeLoadFields, NativeUnloadFields, UnloadFields
+from rota.server.routes.operators import IsPausedBody, LiftedBody, PausedBody, QuarantineBody, WorldSizeBody
+from rota.server.routes.traffic import RouteBody, RouteFields, RoutesBody
+from rota.server.streams import Observers, Streams
 from rota.server.traffic.traffic import Shadows, Traffic
-from rota.text.speech import ParserNames
-from rota.text.tokenizer import Tokenizer
+
+# ── routes ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# Which routes there are, who may call them, which function answers, what it takes, gives, and streams.
+
+# The first route that fits a path gets the call, and an adapter's name may have slashes.
+_NAMED, _ROUTE_OF = "/v1/adapters/{name:path}", "/v1/adapters/{name:path}/route"
+_QUARANTINE = "/v1/quarantine"
+METRICS = get("/metrics", Right.OPERATE, info.scrape, is_text=True)
+PROBES = (
+    get("/health", Right.NONE, info.healthy, also=("HEAD /health",)),
+    get("/readyz", Right.NONE, info.ready, also=("HEAD /readyz",)),
+    get("/livez", Right.NONE, info.live, also=("HEAD /livez",)),
+)
+ROUTES = (
+    put(_ROUTE_OF, Right.LOAD, traffic.set_route, RouteFields, RouteBody),
+    get(_ROUTE_OF, Right.LOAD, traffic.show_route, gives=RouteBody),
+    get("/v1/routes", Right.ANY, traffic.show_routes, gives=RoutesBody),
+    delete(_ROUTE_OF, Right.LOAD, traffic.end_route, gives=RouteBody),
+    get(_QUARANTINE, Right.OPERATE, operators.show_quarantine, gives=QuarantineBody),
+    delete(_QUARANTINE + "/adapters/{name:path}", Right.OPERATE, operators.lift_quarantine, gives=LiftedBody),
+    delete(_QUARANTINE + "/keys/{name}", Right.OPERATE, operators.give_back, gives=LiftedBody),
+    post("/v1/completions", Right.MODEL, completions, CompletionFields, CompletionBody, CompletionBody),
+    post("/v1/chat/completions", Right.MODEL, chat_completions, ChatFields, ChatBody, ChatChunkBody),
+    post("/v1/tokenize", Right.MODEL, tokenize, TokenizeFields, TokenizeBody, also=("POST /tokenize",)),
+    post("/v1/detokenize", Right.MODEL, detokenize, DetokenizeFields, DetokenizeBody, also=("POST /detokenize",)),
+    get("/tokenizer_info", Right.ANY, tokenizer_info, gives=TokenizerInfoBody),
+    get("/v1/models", Right.ANY, info.models, gives=ModelsBody),
+    get("/v1/models/{name:path}", Right.MODEL, info.model, gives=ModelBody),
+    post("/v1/load_lora_adapter", Right.LOAD, adapters.load, LoadFields, is_text=True),
+    post("/v1/unload_lora_adapter", Right.LOAD, adapters.unload, UnloadFields, is_text=True),
+    post("/load_lora_adapter", Right.LOAD, adapters.load_and_list, NativeLoadFields, AdaptersBody),
+    post("/unload_lora_adapter", Right.LOAD, adapters.unload_and_list, NativeUnloadFields, AdaptersBody),
+    post("/load_lora_adapter_from_tensors", Right.LOAD, adapters.load_tensors_and_list, TensorsFields, AdaptersBody),
+    get("/v1/adapters", Right.ANY, adapters.adapters, gives=AdaptersListBody),
+    get(_NAMED, Right.MODEL, adapters.adapter, gives=AdapterBody),
+    put(_NAMED, Right.LOAD, adapters.update, UpdateFields, UpdatedBody),
+    delete(_NAMED, Right.LOAD, adapters.remove, gives=RemovedBody),
+    get("/server_info", Right.OPERATE, info.server_info, gives=info.ServerInfoBody, also=("GET /get_server_info",)),
+    post("/pause", Right.OPERATE, operators.pause, gives=PausedBody),
+    post("/resume", Right.OPERATE, operators.resume, gives=PausedBody),
+    get("/is_paused", Right.OPERATE, operators.is_paused, gives=IsPausedBody),
+    get("/get_world_size", Right.OPERATE, operators.world_size, gives=WorldSizeBody),
+    get("/v1/requests/{id}", Right.OWN, operators.explain, gives=operators.CallStanding),
+    *PROBES,
+    METRICS,
+)
+
+
+def routes_of_dialects() -> list[HttpRoute]:
+    """The tables of the dialects that this installation has."""
+    return [route for name in DIALECTS if (face := found(name)) for route in face.ROUTES]
+
 
 # ── browsers ────────────────────────────────────────────────────────────────────────────────────────────────────────
 # Browsers let a page of another site read answers, and send more than a form could, if the server says so (CORS).
@@ -79,112 +139,95 @@ class BrowsersApp(FastAPI):
         return CORSMiddleware(stack, self._allowed_origins, METHODS, ["*"], expose_headers=SHOWN)
 
 
-ServiceTask = Callable[[], Coroutine[Any, Any, None]]
+# ── application ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# An application starts and stops the service with itself.
 
 
-def create_app(
-    service: Service,
-    tokenizer: Tokenizer,
-    registry: Registry,
-    unload_timeout_s: float = TIMEOUT_S,
-    access: Access | None = None,
-    config: ServerConfig | None = None,
-    watchers: Sequence[Observer] = (),
-    scheduler: SchedulerConfig | None = None,
-    on_finish: Sequence[OnEnd] = (),
-    service_tasks: Sequence[ServiceTask] = (),
-    has_grammars: bool = False,
-    on_error: OnError = unheard,
-    elsewhere: NameLookup = HERE,
-) -> FastAPI:
-    """An application that starts and stops the service with itself.
-
-    `watchers` are further observers. `on_finish` are told of every request's end, as the request log is.
-    `service_tasks` run beside the service, and are cancelled when it stops. Unless it `has_grammars`, requests with one
-    are refused. `on_error` hears of every error that a client is told. `elsewhere` are adapters in sources.
-    """
-    config, access = config or ServerConfig(), access or Access(registry)
-    traffic = _traffic(service, registry, config, access, lambda request: streams.open([request]))
-    metrics = _metrics(service, registry, config, _each(log_end, traffic.ended, *on_finish), traffic)
-    access.admission.watch(metrics.limit_met)
-    adapters = AdapterManager(service, registry, unload_timeout_s, elsewhere.locate, config.reload_changed)
-    answers, spool = OpenAnswers(partial(_note, metrics, traffic.shadows)), Spool()
-    history, queries, counts, pausing = History(registry), Queries(service), Counts(service), Pausing(service, answers)
-    heard = history, adapters, traffic, queries, counts, pausing, quarantine_log(access.blame, metrics)
+def create_app(parts: AppParts, routes: Iterable[HttpRoute]) -> FastAPI:
+    """An application of these routes. It starts and stops the service with itself."""
+    service, registry, config, access = parts.service, parts.registry, parts.config, parts.access
+    shadows = Shadows(lambda request: streams.open([request]), lambda: _rows_of(service))
+    first = traffic.first_routes(config.lora_routes, registry)
+    split = Traffic(registry, shadows, first=first, is_open_to=access.is_open_to)
+    metrics = _metrics(parts, split)
+    manager = AdapterManager(service, registry, parts.unload_timeout_s, parts.locate, config.reload_changed)
+    split.tie(manager)
+    answers, spool, history = OpenAnswers(partial(_note, metrics, shadows)), Spool(), History(registry)
+    queries, counts, pausing = Queries(service), Counts(service), Pausing(service, answers)
+    heard = history, manager, split, queries, counts, pausing, QuarantineLog(access.blame)
     # Observers get requests and events; listeners get events only.
-    streams = Streams(service, Observers([metrics, *watchers], [*(one.observe for one in heard), log_engines]))
+    streams = Streams(service, Observers([metrics, *parts.watchers], [*(one.observe for one in heard), log_engines]))
+    prefix, roots = parts.prefix, access.adapter_roots
     context = AppContext(
-        service,
-        streams,
-        tokenizer,
-        registry,
-        access,
-        answers,
-        pausing,
-        queries,
-        config.stream_keep_alive,
-        config.request_timeout,
-        scheduler.max_queued_requests if scheduler else None,
-        ReadingRoom(tokenizer.folder, has_grammars),
-        has_grammars,
-        parsers=ParserNames(config.tool_call_parser, config.reasoning_parser),
-        on_error=on_error,
-        traffic=traffic,
-        resolver=elsewhere.resolver(registry, adapters.load, access.adapter_roots),
+        **{one.name: getattr(parts, one.name) for one in fields(parts)},
+        streams=streams,
+        answers=answers,
+        pausing=pausing,
+        queries=queries,
+        metrics=metrics,
+        scrapes=Scrapes(metrics, service, counts, for_picker=config.picker_metrics),
+        adapters=manager,
+        updates=Updates(manager, registry, access, spool),
+        listing=Listing(registry, manager, history, spool),
+        traffic=split,
+        room=ReadingRoom(parts.tokenizer.folder, parts.has_grammars),
+        resolver=None if prefix is None else Resolver(prefix, registry, manager.load, roots),
     )
-    app = _application(context, config, service_tasks, spool.close)
-    app.state.connections, app.state.traffic = metrics.connections, traffic  # for the listener, and the dashboard
-    install_error_handlers(app, access.shown, _errors_of_dialects(), on_error)
-    scrapes = Scrapes(metrics, service, counts, for_picker=config.picker_metrics)
-    app.state.metrics_app = metrics_app(scrapes, context, config)  # for a second port
-    install_traffic_routes(app, traffic, adapters, registry, access)  # first: a name may have slashes
-    _install_routes(app, context, adapters, history, spool, metrics)
-    install_metrics_route(app, scrapes, access)
+    app = _application(context, routes, spool.close)
+    # For the listener: the meters of its connections, and what a second port serves.
+    app.state.connections, app.state.metrics_app = metrics.connections, _metrics_app(context)
+    app.state.context = context
     return app
 
 
-def _dialects() -> list[ModuleType]:
-    return [face for name in DIALECTS if (face := found(name))]
+def _metrics(parts: AppParts, split: Traffic) -> Metrics:
+    config, blame = parts.config, parts.access.blame
+    metrics = Metrics(
+        parts.registry.name_of,
+        config.metrics_max_adapters,
+        _each(log_end, split.ended, *parts.on_finish),
+        config.metrics_max_keys,
+        [engine.engine_id for engine in parts.service.state.engines],
+        split.meters,
+    )
+    metrics.quarantined = lambda: len(blame.quarantines)
+    parts.access.admission.watch(metrics.limit_met)
+    return metrics
 
 
-def _errors_of_dialects() -> dict[str, OwnBody]:
-    """Who writes the errors of the paths that begin so."""
-    return {path: write for face in _dialects() for path, write in getattr(face, "ERRORS", {}).items()}
-
-
-def _traffic(
-    service: Service, registry: Registry, config: ServerConfig, access: Access, send: Callable[[Request], CallReply]
-) -> Traffic:
-    shadows, first = Shadows(send, lambda: _rows_of(service)), first_routes(config.lora_routes, registry)
-    return Traffic(registry, shadows, first=first, is_open_to=access.is_open_to)
-
-
-def _metrics(
-    service: Service,
-    registry: Registry,
-    config: ServerConfig,
-    on_end: OnEnd,
-    traffic: Traffic,
-) -> Metrics:
-    engines = [engine.engine_id for engine in service.state.engines]
-    most_adapters, most_keys = config.metrics_max_adapters, config.metrics_max_keys
-    return Metrics(registry.name_of, most_adapters, on_end, most_keys, engines, traffic.meters)
-
-
-def _application(
-    context: AppContext, config: ServerConfig, service_tasks: Sequence[ServiceTask], on_stop: Callable[[], None]
-) -> FastAPI:
+def _application(context: AppContext, routes: Iterable[HttpRoute], on_stop: Callable[[], None]) -> FastAPI:
     app = BrowsersApp(
         context.access.allowed_origins,
         title="Rota",
-        lifespan=_lifespan(context, service_tasks, on_stop),
-        dependencies=[Depends(context.access.guard)],
+        lifespan=_lifespan(context, on_stop),
         responses=ERROR_RESPONSES,
         docs_url=None,
         redoc_url=None,
     )
-    most, most_weights = config.max_body_mb * 2**20, config.max_adapter_body_mb * 2**20
+    most, most_weights = context.config.max_body_mb * 2**20, context.config.max_adapter_body_mb * 2**20
     app.add_middleware(BodyLimit, max_bytes=most, max_weights_bytes=most_weights)
+    # Who writes the errors of the paths that begin so.
+    faces = [face for name in DIALECTS if (face := found(name))]
+    errors = {path: write for face in faces for path, write in getattr(face, "ERRORS", {}).items()}
+    install_error_handlers(app, context.access.shown, errors, context.on_error)
+    add_routes(app, routes, context, context.access)
+    install_openapi(app)
+    install_docs_page(app)
+    return app
+
+
+# No route of the second port reads a body.
+MOST_METRICS_BODY_BYTES = 65_536
+
+
+def _metrics_app(context: AppContext) -> FastAPI:
+    """GET /metrics and the probes, for clients without a key; web pages are kept away as from a server without keys."""
+    host = context.config.metrics_host
+    access = Access(context.registry, own_name=host if is_loopback(host) else None)
+    app = FastAPI(title="Rota", docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(BodyLimit, max_bytes=MOST_METRICS_BODY_BYTES)
+    install_error_handlers(app)
+    add_routes(app, [METRICS, *PROBES], context, access)
     return app
 
 
@@ -212,50 +255,22 @@ def _each(*on_finish: OnEnd) -> OnEnd:
 
 
 def _lifespan(
-    context: AppContext, service_tasks: Sequence[ServiceTask], on_stop: Callable[[], None]
+    context: AppContext, on_stop: Callable[[], None]
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         context.streams.start()
-        if context.room and context.has_grammars:
+        if context.has_grammars:
             context.room.start()
         warm_up = asyncio.create_task(asyncio.to_thread(context.tokenizer.warm_up))
-        beside = [asyncio.create_task(run()) for run in service_tasks]
+        beside = [asyncio.create_task(run()) for run in context.service_tasks]
         yield
         for task in beside:
             task.cancel()
         await asyncio.gather(*beside, return_exceptions=True)
-        if context.room:
-            await context.room.close()
+        await context.room.close()
         await asyncio.to_thread(context.service.stop)
         on_stop()
         await warm_up
 
     return lifespan
-
-
-def _install_routes(
-    app: FastAPI,
-    context: AppContext,
-    adapters: AdapterManager,
-    history: History,
-    spool: Spool,
-    metrics: Metrics,
-) -> None:
-    service, registry, access, queries = context.service, context.registry, context.access, context.queries
-    updates, listing = Updates(adapters, registry, access, spool), Listing(registry, adapters, history, spool)
-    install_quarantine_routes(app, access)
-    install_completions_route(app, context)
-    install_chat_route(app, context)
-    install_tokenize_routes(app, context)
-    install_model_routes(app, context)
-    install_adapter_routes(app, adapters, access, updates)
-    install_version_routes(app, updates, registry, access, listing)
-    install_server_info(app, context, queries, metrics)
-    install_pause_routes(app, context, queries)
-    RequestsRoute(service, registry, access, context.answers, metrics, queries).install(app)
-    for dialect in _dialects():
-        dialect.install(app, context)
-    install_openapi(app)
-    install_docs_page(app)
-    install_probes(app, context)

@@ -1,31 +1,41 @@
-"""The front holds what every route needs: the service and its streams, names, keys and open answers."""
+"""The context holds what every route needs: the service and its streams, names, keys and open answers."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from fastapi import Request as HttpRequest
 
+from rota.core.config import EngineConfig, ServerConfig
 from rota.core.errors import RequestError
-from rota.observe.journey import TraceHeaders
+from rota.observe.journey import OnEnd, TraceHeaders
+from rota.observe.metrics import Metrics
+from rota.observe.observer import Observer
 from rota.runtime.registry import Registry
 from rota.runtime.service import Service
 from rota.server.access.access import Access
 from rota.server.access.audit import client_of
 from rota.server.access.keys import Key
+from rota.server.adapters.listing import Listing
+from rota.server.adapters.manager import TIMEOUT_S, AdapterManager, Locate, as_asked
+from rota.server.adapters.resolver import Resolver
+from rota.server.adapters.updates import Updates
 from rota.server.call import checked_name, keep_name, name_in
 from rota.server.calls.call import Call, ModelNames
 from rota.server.calls.prompts import TextLimits, Texts
 from rota.server.calls.reading_room import Read, ReadingRoom, Work, read
 from rota.server.errors import OnError, unheard
+from rota.server.metrics import Scrapes
 from rota.server.open_answers import CallIdentity, OpenAnswers
 from rota.server.queries import Pausing, Queries
-from rota.server.resolver import Resolver
 from rota.server.streams import Streams
 from rota.server.traffic.route import Chosen
 from rota.server.traffic.traffic import Traffic
-from rota.text.speech import AS_THE_TEMPLATE_SAYS, ParserNames
+from rota.sources.prefix import Prefix
+from rota.text.speech import ParserNames
 from rota.text.tokenizer import Tokenizer
 
 # ── trace headers ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -40,7 +50,7 @@ def trace_in(http: HttpRequest) -> TraceHeaders:
 
 
 # ── gateway headers ─────────────────────────────────────────────────────────────────────────────────────────────────
-# Gateway headers say for whom a request is, and how soon its first token is wanted, if the key may set them.
+# Gateway headers say which tenant a request is for, and how soon its first token is wanted, if the key may set them.
 #
 # Their names are llm-d's. A gateway hands on what its clients sent, so the headers of another key mean nothing.
 
@@ -70,33 +80,49 @@ def first_token_in(http: HttpRequest, key: Key) -> float | None:
     return wanted_ms / 1000.0
 
 
-@dataclass(frozen=True, slots=True)
-class AppContext:
-    """Made once, together with the application."""
+# ── context ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# The parts are what an application is made from; its context has them, and what it made of them.
+
+# Runs beside the service, and is cancelled when that stops.
+ServiceTask = Callable[[], Coroutine[Any, Any, None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppParts:
+    """What the commands build before there is an application."""
 
     service: Service
-    streams: Streams
     tokenizer: Tokenizer
     registry: Registry
     access: Access
+    config: ServerConfig
+    engine: EngineConfig
+    locate: Locate = as_asked  # where the addresses of adapters lie
+    prefix: Prefix | None = None  # below it lie adapters that requests may name; None: they name those that are loaded
+    watchers: Sequence[Observer] = ()  # observers beside the metrics
+    on_finish: Sequence[OnEnd] = ()  # hear of every request's end, as the request log does
+    on_error: OnError = unheard  # hears of every error that a client is told
+    service_tasks: Sequence[ServiceTask] = ()
+    has_grammars: bool = True  # False: requests with a grammar are refused
+    unload_timeout_s: float = TIMEOUT_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppContext(AppParts):
+    """What every route gets. Made once, together with the application."""
+
+    streams: Streams
     answers: OpenAnswers
     pausing: Pausing
     queries: Queries
-    keep_alive_s: float
-    request_timeout_s: float | None = None
-    # Every request waits in the queue, at least until the next step. None: no limit.
-    max_queued_requests: int | None = None
-    # Reads large bodies, and tries grammars. None: threads read bodies, and requests with a grammar are refused.
-    room: ReadingRoom | None = None
-    has_grammars: bool = False
-    # Which parsers read the model's answers.
-    parsers: ParserNames = AS_THE_TEMPLATE_SAYS
-    # Loads adapters that a body names and the server was not told of. None: such names are refused.
-    resolver: Resolver | None = None
-    # Hears of the errors that end streams.
-    on_error: OnError = unheard
-    # Where the requests of a name go. None: to its current version.
-    traffic: Traffic | None = None
+    metrics: Metrics
+    scrapes: Scrapes
+    adapters: AdapterManager
+    updates: Updates
+    listing: Listing
+    traffic: Traffic
+    room: ReadingRoom  # reads large bodies, and tries grammars
+    resolver: Resolver | None
 
     def identify(self, http: HttpRequest) -> CallIdentity:
         """The caller of a route that generates. Raises RequestError for a wrong key, or one that used up its minute."""
@@ -124,7 +150,7 @@ class AppContext:
         named = self.access.named(key, model, names.param)
         chosen = Chosen(named)
         is_one_version = model is not None and model.endswith(named.label)
-        if self.traffic and not is_one_version:
+        if not is_one_version:
             # Two keys may have users of the same name.
             chosen = self.traffic.choose(named, asker and f"{key.name}\0{asker}")
         self.access.refuse_lost(key, chosen.adapter, names.param)
@@ -142,8 +168,10 @@ class AppContext:
         The adapters that it names are loaded first, where names may be resolved.
         """
         capacity = self.service.state.capacity
-        limits = TextLimits(capacity.max_sequence_tokens if capacity else None, self.max_queued_requests)
-        texts = Texts(self.tokenizer, limits, self.parsers)
+        most_tokens = capacity.max_sequence_tokens if capacity else None
+        # Every request waits in the queue, at least until the next step.
+        limits = TextLimits(most_tokens, self.engine.scheduler.max_queued_requests)
+        texts = Texts(self.tokenizer, limits, ParserNames(self.config.tool_call_parser, self.config.reasoning_parser))
         result = await read(texts, self.room, key, work, await http.body())
         if self.resolver is not None:
             for param, model in dict.fromkeys(result.asked_models):

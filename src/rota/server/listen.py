@@ -13,7 +13,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from rota.core.config import ServerConfig
+from rota.core.config import ListenConfig, ServerConfig
 from rota.core.errors import EngineLostError, RotaError
 from rota.observe.meters import ConnectionMeters
 from rota.runtime.children import freeze_heap
@@ -22,7 +22,6 @@ from rota.runtime.service import ServicePhase
 from rota.server.door.connection import BoundedConnection
 from rota.server.door.door import Door
 from rota.server.door.port import METRICS_FLAGS, taken
-from rota.server.metrics import MetricsPort
 
 # ── notify ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 # A service manager such as systemd is told when the server serves, and when it stops.
@@ -36,6 +35,57 @@ def notify(state: str) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, suppress(OSError):
         # A name that begins with @ is abstract: no file, and a zero byte in the place of the @.
         sender.sendto(state.encode(), f"\0{address[1:]}" if address.startswith("@") else address)
+
+
+# ── metrics port ────────────────────────────────────────────────────────────────────────────────────────────────────
+# A second port serves metrics and probes alone, without keys: the endpoint picker of Kubernetes sends none.
+
+# Scrapers are few. An idle connection makes room for another.
+MOST_CONNECTIONS = 16
+# Connections to it that wait until the server accepts them.
+_METRICS_BACKLOG = 128
+
+
+class MetricsPort:
+    """Opened and closed by the server of the first port, in the same event loop."""
+
+    def __init__(self, holder: socket.socket, config: ServerConfig) -> None:
+        self._holder = holder
+        self._door = Door(
+            ListenConfig(
+                host=config.metrics_host,
+                max_connections=MOST_CONNECTIONS,
+                max_connections_per_address=MOST_CONNECTIONS,
+                head_timeout=config.head_timeout,
+                body_timeout=config.body_timeout,
+            )
+        )
+
+    @property
+    def sentence(self) -> str:
+        """For the operator."""
+        host, port = self._holder.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        return f"Metrics without a key: http://{shown}:{port}/metrics"
+
+    def listen(self) -> None:
+        """Raises OSError if another socket listens there since."""
+        self._holder.listen(_METRICS_BACKLOG)
+
+    def open(self, app: FastAPI, server: uvicorn.Server) -> None:
+        """Connections are among those of `server`, which closes them when it stops."""
+        config = uvicorn.Config(
+            app, http=BoundedConnection, ws="none", log_config=None, log_level="warning", lifespan="off"
+        )
+        config.load()
+        beside = uvicorn.Server(config)
+        beside.lifespan = config.lifespan_class(config)
+        beside.server_state = server.server_state
+        self._door.open(self._holder, beside, ConnectionMeters())
+
+    def close(self) -> None:
+        self._door.close()
+        self._holder.close()
 
 
 # ── listen ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,34 +1,22 @@
-"""GET /metrics gives the metrics to Prometheus, also on a port of its own, which serves metrics and probes alone."""
+"""Scrapes ask the engines for numbers, and write the metrics without making a token or a scraper wait."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-import socket
 import time
 from collections.abc import Iterable, Iterator
 
-import uvicorn
-from fastapi import Depends, FastAPI, Request, Response
+from fastapi import Response
 
-from rota.core.config import ListenConfig, ServerConfig
 from rota.core.errors import RequestError
 from rota.core.events import EngineRestarted, Event, Inspected
 from rota.core.ids import AdapterId, EngineId
 from rota.core.messages import Inspect
 from rota.observe.exposition import CONTENT_TYPE, pieces
-from rota.observe.meters import ConnectionMeters
 from rota.observe.metrics import Metrics
 from rota.observe.snapshot import EngineReport, Snapshot, Stats, process_stats_of
 from rota.runtime.service import Service, ServicePhase
-from rota.server.access.access import Access
-from rota.server.access.exposure import is_loopback
-from rota.server.context import AppContext
-from rota.server.door.body_limit import BodyLimit
-from rota.server.door.connection import BoundedConnection
-from rota.server.door.door import Door
-from rota.server.errors import install_error_handlers
-from rota.server.info import install_probes
 from rota.server.queries import TIMEOUT_S, Gathering
 
 # ── counts ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -93,8 +81,8 @@ class Counts:
         return self._open
 
 
-# ── metrics routes ──────────────────────────────────────────────────────────────────────────────────────────────────
-# GET /metrics gives the metrics to Prometheus, and to the endpoint picker of Kubernetes.
+# ── scrapes ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# A scrape gives the metrics to Prometheus, and to the endpoint picker of Kubernetes.
 
 # The event loop writes for so long at a stretch; then tokens that have come leave.
 STRETCH_S = 0.0003
@@ -144,75 +132,3 @@ async def joined(parts: Iterator[str]) -> bytes:
             await asyncio.sleep(0)
             began_at = time.perf_counter()
     return "".join(written).encode()
-
-
-def install_metrics_route(app: FastAPI, scrapes: Scrapes, access: Access) -> None:
-    @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
-    async def scrape(http: Request) -> Response:
-        """All metrics in Prometheus' text format. While the engine is down, the engine's own metrics are missing."""
-        access.operator_of(http)
-        return await scrapes.answer()
-
-
-# ── metrics port ────────────────────────────────────────────────────────────────────────────────────────────────────
-# A second port serves metrics and probes alone, without keys: the endpoint picker of Kubernetes sends none.
-
-# Scrapers are few. An idle connection makes room for another.
-MOST_CONNECTIONS = 16
-BACKLOG = 128
-# No route here reads a body.
-MOST_BODY_BYTES = 65_536
-
-
-def metrics_app(scrapes: Scrapes, context: AppContext, config: ServerConfig) -> FastAPI:
-    """GET /metrics and the probes, for clients without a key; web pages are kept away as from a server without keys."""
-    own_name = config.metrics_host if is_loopback(config.metrics_host) else None
-    access = Access(context.registry, own_name=own_name)
-    app = FastAPI(title="Rota", dependencies=[Depends(access.guard)], docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(BodyLimit, max_bytes=MOST_BODY_BYTES)
-    install_error_handlers(app)
-    install_metrics_route(app, scrapes, access)
-    install_probes(app, context)
-    return app
-
-
-class MetricsPort:
-    """Opened and closed by the server of the first port, in the same event loop."""
-
-    def __init__(self, holder: socket.socket, config: ServerConfig) -> None:
-        self._holder = holder
-        self._door = Door(
-            ListenConfig(
-                host=config.metrics_host,
-                max_connections=MOST_CONNECTIONS,
-                max_connections_per_address=MOST_CONNECTIONS,
-                head_timeout=config.head_timeout,
-                body_timeout=config.body_timeout,
-            )
-        )
-
-    @property
-    def sentence(self) -> str:
-        """For the operator."""
-        host, port = self._holder.getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
-        return f"Metrics without a key: http://{shown}:{port}/metrics"
-
-    def listen(self) -> None:
-        """Raises OSError if another socket listens there since."""
-        self._holder.listen(BACKLOG)
-
-    def open(self, app: FastAPI, server: uvicorn.Server) -> None:
-        """Connections are among those of `server`, which closes them when it stops."""
-        config = uvicorn.Config(
-            app, http=BoundedConnection, ws="none", log_config=None, log_level="warning", lifespan="off"
-        )
-        config.load()
-        beside = uvicorn.Server(config)
-        beside.lifespan = config.lifespan_class(config)
-        beside.server_state = server.server_state
-        self._door.open(self._holder, beside, ConnectionMeters())
-
-    def close(self) -> None:
-        self._door.close()
-        self._holder.close()

@@ -10,12 +10,13 @@ from importlib.metadata import version
 from typing import Any, Literal
 
 import msgspec
-from fastapi import FastAPI, Response
 from fastapi import Request as HttpRequest
+from fastapi import Response
 from pydantic import BaseModel
 
 from rota.core.errors import Fault, RequestError
 from rota.core.request import MAX_SEED
+from rota.server.access.access import Right
 from rota.server.answers.answer import Answer
 from rota.server.answers.blocks import AnswerBlocks, BlockStep
 from rota.server.answers.respond import ResponseWriter, RotaBody, moves_field, respond
@@ -23,10 +24,9 @@ from rota.server.calls.fields import Count, Fields, Unsupported, read_body, with
 from rota.server.calls.prompts import Texts
 from rota.server.calls.sampling import CommonSampling
 from rota.server.context import AppContext
-from rota.server.docs import gives, takes
-from rota.server.long_lists import list_response
 from rota.server.openai.chat_fields import ChatCall
 from rota.server.openai.translation import Translation
+from rota.server.route import get, list_response, post
 from rota.server.streams import Delta
 
 _OPTIONS = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
@@ -149,24 +149,28 @@ class OllamaWriter(ResponseWriter):
 ERRORS = {"/api/": ollama_error}
 
 
-def install(app: FastAPI, context: AppContext) -> None:
-    @app.post("/api/chat", openapi_extra=takes(OllamaFields), responses=gives(OllamaBody))
-    @app.post("/api/generate", include_in_schema=False)
-    async def ollama(http: HttpRequest) -> Response:
-        """Continue `messages`, or answer a `prompt`, in Ollama's shape: lines of JSON, unless `stream` is false."""
-        make_writer = partial(OllamaWriter, is_chat=http.scope["path"] == "/api/chat")
-        return await respond(context, http, read_ollama, make_writer)
+async def ollama(context: AppContext, http: HttpRequest) -> Response:
+    """Continue `messages`, or answer a `prompt`, in Ollama's shape: lines of JSON, unless `stream` is false."""
+    make_writer = partial(OllamaWriter, is_chat=http.scope["path"] == "/api/chat")
+    return await respond(context, http, read_ollama, make_writer)
 
-    @app.get("/api/tags")
-    async def ollama_tags(http: HttpRequest) -> Response:
-        """The models that a key may use, in Ollama's shape."""
-        visible = context.access.visible(context.access.key_of(http))
-        details = {"format": "", "family": ""}
-        return await list_response(
-            '{"models":', ({"name": one.name, "model": one.name, "details": details} for one in visible)
-        )
 
-    @app.get("/api/version")
-    async def ollama_version() -> dict[str, str]:
-        """The server's version, in Ollama's shape."""
-        return {"version": version("rota")}
+async def ollama_tags(context: AppContext, http: HttpRequest) -> Response:
+    """The models that a key may use, in Ollama's shape."""
+    visible = context.access.visible(context.access.key_of(http))
+    details = {"format": "", "family": ""}
+    return await list_response(
+        '{"models":', ({"name": one.name, "model": one.name, "details": details} for one in visible)
+    )
+
+
+async def ollama_version(_: AppContext) -> dict[str, str]:
+    """The server's version, in Ollama's shape."""
+    return {"version": version("rota")}
+
+
+ROUTES = (
+    post("/api/chat", Right.MODEL, ollama, OllamaFields, OllamaBody, also=("POST /api/generate",)),
+    get("/api/tags", Right.ANY, ollama_tags),
+    get("/api/version", Right.ANY, ollama_version),
+)

@@ -34,8 +34,8 @@ from rota.core.ids import BASE
 from rota.core.messages import AddAdapter
 from rota.llm.config import build_device, engine_config
 from rota.runtime.registry import Registry
-from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
+from tests.server.applications import made_app
 from tests.server.storm.answers import CODES, Ask, Judge, Tokens
 from tests.server.storm.calls import Call, Inline, turns
 from tests.server.storm.library import BAD, GOOD, RUINED, Library
@@ -87,7 +87,7 @@ class Storm(RuleBasedStateMachine):
         self.judge = Judge(self.library, self.service.events)
         self.registry = Registry("tiny", str(self.library.model_folder))
         with mock.patch("rota.server.adapters.upload.ThreadPoolExecutor", Inline):
-            self.app = create_app(self.service, Tokenizer(self.library.model_folder), self.registry)
+            self.app = made_app(self.service, Tokenizer(self.library.model_folder), self.registry)
         self.lifespan = self.app.router.lifespan_context(self.app)
         self.loop.run_until_complete(self.lifespan.__aenter__())
 
@@ -190,10 +190,10 @@ class Storm(RuleBasedStateMachine):
         others = {key: self.labels[place] for key in ("rollback", "shadow") if (place := data.draw(st.none() | places))}
         self.call("PUT", f"/v1/adapters/{name}/route", body=_json({"targets": weights, **others}))
 
-    @precondition(lambda self: self.app.state.traffic.routes)
+    @precondition(lambda self: self.app.state.context.traffic.routes)
     @rule(number=DICE)
     def end_route(self, number: int) -> None:
-        routes = self.app.state.traffic.routes
+        routes = self.app.state.context.traffic.routes
         self.call("DELETE", f"/v1/adapters/{routes[number % len(routes)].name}/route")
 
     @precondition(lambda self: self.registry.adapters)
@@ -323,8 +323,8 @@ class Storm(RuleBasedStateMachine):
         assert not [*self.registry.adapters, *self.registry.others, *chain(*map(self.registry.coming, NAMES))]
         assert self.service.users == {BASE: 0}, "a version has users, or is not gone"
         assert not self.service.owes, "the next engine would be told of it"
-        assert not self.app.state.traffic.routes
-        assert not self.app.state.traffic.shadows._open, "a copy has no end"
+        assert not self.app.state.context.traffic.routes
+        assert not self.app.state.context.traffic.shadows._open, "a copy has no end"
 
 
 def _json(body: dict[str, Any]) -> bytes:

@@ -10,7 +10,7 @@ from rota.core.config import ServerConfig
 from rota.core.errors import ConfigError
 from rota.core.lora_paths import LoraPath
 from rota.runtime.registry import Registry
-from rota.server.traffic.routes import first_routes
+from rota.server.routes.traffic import first_routes
 from tests.server.letters import letters_device, serving
 
 HALF = {"targets": {"legal": 0.5, "new@1": 0.5}, "rollback": "legal", "shadow": "poet"}

@@ -12,10 +12,10 @@ from rota.llm.config import build_device, engine_config
 from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
 from rota.server.answers.respond import VERSION_HEADER
-from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.engine.lora.adapter_factory import greedy_answer, load_with_peft, make_adapter
 from tests.engine.model_factory import make_tiny_model
+from tests.server.applications import made_app
 from tests.server.engines import engines
 from tests.server.letters import error_of
 from tests.server.running import running
@@ -41,7 +41,7 @@ def test_answers_before_and_after_an_update_are_those_of_peft_with_the_version_t
     service = EngineClient(engines(partial(build_device, config), config), [first])
 
     with (
-        running(create_app(service, Tokenizer(folder), registry)) as url,
+        running(made_app(service, Tokenizer(folder), registry)) as url,
         httpx.Client(base_url=url) as client,
     ):
         service.wait_until_ready(TIMEOUT_S)

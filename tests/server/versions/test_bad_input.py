@@ -22,8 +22,8 @@ from rota.runtime.registry import Registry
 from rota.server.access.access import Access
 from rota.server.access.keys import Key, KeyRing, digest_of
 from rota.server.answers.respond import VERSION_HEADER
-from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
+from tests.server.applications import made_app
 from tests.server.engines import engines
 from tests.server.letters import error_of
 from tests.server.running import running
@@ -83,7 +83,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     ]
     service = EngineClient(engines(partial(build_device, config), config), first)
     server = ServerConfig(max_body_mb=1, max_adapter_body_mb=1)
-    app = create_app(service, Tokenizer(library.model_folder), registry, access=Access(registry, RING), config=server)
+    app = made_app(service, Tokenizer(library.model_folder), registry, access=Access(registry, RING), config=server)
     before, tempfile.tempdir = tempfile.tempdir, str(spools)
     try:
         with running(app) as url, httpx.Client(base_url=url) as client:

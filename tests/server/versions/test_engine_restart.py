@@ -20,12 +20,12 @@ from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
 from rota.runtime.service import BuildDevice, Service, ServicePhase
 from rota.server.answers.respond import VERSION_HEADER
-from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.engine.lora.adapter_factory import greedy_answer, load_with_peft, make_adapter
 from tests.engine.model_factory import make_tiny_model
 from tests.observe.scraped import Scrape
 from tests.runtime.test_supervisor import FolderDevice
+from tests.server.applications import made_app
 from tests.server.endless import ENDLESS, endless_room
 from tests.server.engines import pids_of, processes
 from tests.server.letters import events_in
@@ -71,7 +71,7 @@ def staged(model: Path, first: Path, build: BuildDevice, config: EngineConfig | 
     registry = Registry("tiny", str(model))
     service = processes(build, config)
     whole = EngineClient(service, [registry.add(LoraPath(name="legal", path=str(first)))])
-    app = create_app(whole, Tokenizer(model), registry)
+    app = made_app(whole, Tokenizer(model), registry)
     with running(app) as url, httpx.Client(base_url=url) as client:
         whole.wait_until_ready()
         yield Stage(client, service)

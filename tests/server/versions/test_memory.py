@@ -17,10 +17,10 @@ from rota.core.lora_paths import LoraPath
 from rota.llm.config import build_device, engine_config
 from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
-from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.engine.lora.adapter_factory import make_adapter
 from tests.engine.model_factory import make_tiny_model
+from tests.server.applications import made_app
 from tests.server.engines import engines
 from tests.server.running import running
 from tests.server.versions.serving import ask, put, send, versions
@@ -44,7 +44,7 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Cl
         engines(partial(build_device, config), config), [registry.add(LoraPath(name="poet", path=str(path)))]
     )
     with (
-        running(create_app(service, Tokenizer(folder), registry)) as url,
+        running(made_app(service, Tokenizer(folder), registry)) as url,
         httpx.Client(base_url=url) as client,
     ):
         service.wait_until_ready(TIMEOUT_S)

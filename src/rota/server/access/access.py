@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from enum import Enum
+from typing import Any
 
 from fastapi import Request
 
@@ -12,6 +15,7 @@ from rota.core.adapter import Adapter, listed
 from rota.core.errors import Fault, FaultCode, RequestError
 from rota.runtime.blame import Blame
 from rota.runtime.registry import Registry
+from rota.server.access.audit import audited
 from rota.server.access.disclosure import fault_for, reason_for
 from rota.server.access.exposure import EVERY_SITE, is_local_name, is_own_origin
 from rota.server.access.keys import ANYONE, PROBE, Key, KeyChanges, KeyRing
@@ -99,8 +103,16 @@ def _never(key: Key, ask: CallDemand, met: Met, output_param: str | None, prompt
     return RequestError.bad_field(param, f"{taken} {most}; {advice}.")
 
 
-# Open without a key, so that probes need no secret. The dashboard's page holds no data; its data needs a key.
-OPEN_PATHS = frozenset({"/health", "/livez", "/readyz", "/dashboard", "/docs", "/openapi.json"})
+class Right(Enum):
+    """What a key must be allowed to ask a route, on a server that has keys, in the words of the documents."""
+
+    NONE = "no key is needed"  # probes need no secret, and the dashboard's page holds no data
+    ANY = "any"
+    MODEL = "any that may use the model"
+    OWN = "any, for requests of its own; with `may_operate` for all requests"
+    LOAD = "`may_load`, the name on its list, and no other key's adapter"
+    OPERATE = "`may_operate`"
+
 
 # Characters of a name that a refusal repeats: enough to recognise it, and short.
 MOST_REPEATED = 200
@@ -144,12 +156,22 @@ class Access:
         keys = [key for key in self._keys if key.adapter_root is not None]
         return {key.adapter_root or "": None if key.may_operate else key.name for key in keys}
 
-    async def guard(self, http: Request) -> None:
-        """A dependency of the whole application, so that a route that does not check keys is closed all the same."""
-        if http.scope["path"] in OPEN_PATHS:  # not `http.url`: a Host header can change it
-            self._refuse_pages(http)
-            return
-        http.state.key = self.key_of(http)
+    def guard(self, right: Right, is_question: bool = True) -> Callable[[Request], Coroutine[Any, Any, None]]:
+        """What refuses a call to a route before it begins, as far as its key alone decides.
+
+        An act checks `may_operate` itself, within its line of the audit log (`operating`), and so do routes whose right
+        depends on a name in the call.
+        """
+
+        async def check(http: Request) -> None:
+            if right is Right.NONE:
+                self._refuse_pages(http, is_open=True)
+                return
+            http.state.key = self.key_of(http)
+            if right is Right.OPERATE and is_question:
+                self.operator_of(http)
+
+        return check
 
     def key_of(self, http: Request) -> Key:
         """The key of a request. Raises UNAUTHORIZED without a known key, and FORBIDDEN for a page of another site."""
@@ -177,6 +199,13 @@ class Access:
             message = f"Key '{key.name}' may not see or control the whole server; that needs may_operate."
             raise _refusal(FaultCode.FORBIDDEN, message, param)
         return key
+
+    @contextmanager
+    def operating(self, http: Request, act: str, **details: Any) -> Iterator[dict[str, Any]]:
+        """An operator's act, with its line in the audit log, also for a key that may not. The block may add details."""
+        with audited(http, self.key_of(http), act, **details) as told:
+            self.operator_of(http)
+            yield told
 
     def loader_of(self, http: Request, adapter: str) -> Key:
         """The key of a request to load or unload an adapter. Raises FORBIDDEN without that right, or for that name."""
@@ -277,7 +306,7 @@ class Access:
         """The models that a key may use: the base model first, then adapters in the order of their loads."""
         return [one for one in (self._registry.base, *self._registry.adapters) if self._is_open(key, one)]
 
-    def _refuse_pages(self, http: Request) -> None:
+    def _refuse_pages(self, http: Request, is_open: bool = False) -> None:
         """Without keys, any web page could otherwise use a server that its visitor's browser reaches.
 
         Over plain HTTP to another machine browsers leave Sec-Fetch-Site out, so Origin is looked at too. They send it
@@ -290,7 +319,7 @@ class Access:
             if self._is_allowed(origin):
                 return
             is_foreign = not is_own_origin(origin, headers.get("host", ""))
-        if http.scope["path"] not in OPEN_PATHS:  # to those a page of another site may have a link
+        if not is_open:  # to what needs no key a page of another site may have a link
             is_foreign |= headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
         if is_foreign:
             message = (

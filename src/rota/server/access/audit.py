@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from fastapi import Request
 
+from rota.core.events import EngineRestarted, Event
 from rota.observe.audit import log_act
+from rota.runtime.blame import Blame
 from rota.server.access.keys import Key
 
 
@@ -27,3 +29,21 @@ def audited(http: Request, key: Key, action: str, **details: Any) -> Iterator[di
 def client_of(http: Request) -> str:
     """The address of a request's client."""
     return http.client.host if http.client else "unknown"
+
+
+class QuarantineLog:
+    """Writes a line to the audit log for every new quarantine."""
+
+    def __init__(self, blame: Blame) -> None:
+        self._blame = blame
+        self._known = set(blame.quarantines)
+
+    def observe(self, events: Iterable[Event]) -> None:
+        if not any(isinstance(event, EngineRestarted) and event.died_of is not None for event in events):
+            return
+        for one in set(self._blame.quarantines) - self._known:
+            self._known.add(one)
+            may_load = one.owner not in self._blame.barred
+            log_act(
+                "quarantine", one.owner or "operator", "this server", one.reason, adapter=one.name, may_load=may_load
+            )

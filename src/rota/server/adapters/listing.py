@@ -6,7 +6,6 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from rota.core.adapter import Adapter
 from rota.core.events import AdapterAdded, AdapterRemoved, Event, HostChanged
@@ -28,10 +27,9 @@ REMEMBERED = 16
 class VersionRecord:
     """One version, from the moment when it could be asked for. Times are in seconds since 1970."""
 
-    name: str
     version: int
     loaded_at: float
-    size_bytes: int = 0  # 0: it was not read yet
+    bytes: int | None = None  # None: it was not read yet
     gone_at: float | None = None
 
 
@@ -40,11 +38,11 @@ class History:
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
-        self._present: dict[AdapterId, VersionRecord] = {}
+        self._present: dict[AdapterId, tuple[str, VersionRecord]] = {}  # by its name
         self._past: dict[str, deque[VersionRecord]] = {}
 
     def record_of(self, adapter_id: AdapterId) -> VersionRecord | None:
-        return self._present.get(adapter_id)
+        return self._present[adapter_id][1] if adapter_id in self._present else None
 
     def past(self, name: str) -> list[VersionRecord]:
         """The last versions that left, the newest first."""
@@ -57,29 +55,61 @@ class History:
                     self._added(adapter_id)
                 case HostChanged(adapter_id=adapter_id, size_bytes=size_bytes) if size_bytes:
                     self._added(adapter_id)
-                    if record := self._present.get(adapter_id):
-                        record.size_bytes = size_bytes
+                    if record := self.record_of(adapter_id):
+                        record.bytes = size_bytes
                 case AdapterRemoved(adapter_id):
                     self._removed(adapter_id)
 
     def _added(self, adapter_id: AdapterId) -> None:
         adapter = self._registry.by_id(adapter_id)
         if adapter and adapter_id not in self._present:
-            self._present[adapter_id] = VersionRecord(adapter.name, adapter.version, time.time())
+            self._present[adapter_id] = adapter.name, VersionRecord(adapter.version, time.time())
 
     def _removed(self, adapter_id: AdapterId) -> None:
-        record = self._present.pop(adapter_id, None)
+        name, record = self._present.pop(adapter_id, ("", None))
         if record is None:
             return
-        if self._registry.loaded(record.name) is None:
-            self._past.pop(record.name, None)
+        if self._registry.loaded(name) is None:
+            self._past.pop(name, None)
             return
         record.gone_at = time.time()
-        self._past.setdefault(record.name, deque(maxlen=REMEMBERED)).append(record)
+        self._past.setdefault(name, deque(maxlen=REMEMBERED)).append(record)
 
 
 # ── listing ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 # The listing shows adapters with their versions, as a key may see them.
+
+
+@dataclass(frozen=True, slots=True)
+class VersionBody:
+    """One version: what it is, and what it takes in host memory once it was read."""
+
+    version: int
+    state: str  # current, staged, kept, leaving, lost
+    # The folder for operators, the name for other keys; null for weights that came in a body.
+    path: str | None
+    bytes: int | None
+    loaded_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterBody:
+    """A name, what it means, its versions that are there, and the last ones that left."""
+
+    name: str
+    version: int
+    owner: str | None
+    pinned: bool
+    versions: list[VersionBody]
+    history: list[VersionRecord]
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptersListBody:
+    """The adapters that a key may use."""
+
+    object: str
+    data: list[AdapterBody]
 
 
 class Listing:
@@ -91,7 +121,7 @@ class Listing:
         self._history = history
         self._spool = spool
 
-    def all_for(self, key: Key) -> Iterator[dict[str, Any]]:
+    def all_for(self, key: Key) -> Iterator[AdapterBody]:
         """All adapters that a key may use, without the base model. One that is unloaded meanwhile is left out."""
         for adapter in self._adapters.loaded:
             if key.may_use(adapter.name) and adapter.name in self:
@@ -100,28 +130,24 @@ class Listing:
     def __contains__(self, name: str) -> bool:
         return self._registry.loaded(name) is not None
 
-    def one(self, key: Key, name: str) -> dict[str, Any]:
+    def one(self, key: Key, name: str) -> AdapterBody:
         """A loaded name: its newest version first."""
         *others, current = self._registry.versions(name)
         versions = sorted([*others, current], key=lambda one: -one.version)
-        return {
-            "name": name,
-            "version": current.version,
-            "owner": current.owner if key.may_operate else None,
-            "pinned": current.is_pinned,
-            "versions": [self._version(key, one) for one in versions],
-            "history": [_past(record) for record in self._history.past(name)],
-        }
+        return AdapterBody(
+            name,
+            current.version,
+            current.owner if key.may_operate else None,
+            current.is_pinned,
+            [self._version(key, one) for one in versions],
+            self._history.past(name),
+        )
 
-    def _version(self, key: Key, adapter: Adapter) -> dict[str, Any]:
+    def _version(self, key: Key, adapter: Adapter) -> VersionBody:
         record = self._history.record_of(adapter.adapter_id)
-        return {
-            "version": adapter.version,
-            "state": self._state(adapter),
-            "path": None if self._spool.has(adapter.adapter_id) else path_for(key, adapter),
-            "bytes": (record.size_bytes or None) if record else None,
-            "loaded_at": record.loaded_at if record else None,
-        }
+        path = None if self._spool.has(adapter.adapter_id) else path_for(key, adapter)
+        size, loaded_at = (record.bytes, record.loaded_at) if record else (None, None)
+        return VersionBody(adapter.version, self._state(adapter), path, size, loaded_at)
 
     def _state(self, adapter: Adapter) -> str:
         if self._registry.is_lost(adapter):
@@ -129,12 +155,3 @@ class Listing:
         if self._registry.has(adapter):
             return "current"
         return "leaving" if self._adapters.is_leaving(adapter) else "kept"
-
-
-def _past(record: VersionRecord) -> dict[str, Any]:
-    return {
-        "version": record.version,
-        "bytes": record.size_bytes or None,
-        "loaded_at": record.loaded_at,
-        "gone_at": record.gone_at,
-    }

@@ -82,45 +82,6 @@ class UploadFields(TermsFields):
         return None if self.config is None else parse_config(self.config)
 
 
-class VersionBody(BaseModel):
-    """One version: what it is, and what it takes in host memory once it was read."""
-
-    version: int
-    # current, staged, kept, leaving, lost.
-    state: str
-    # The folder for operators, the name for other keys; null for weights that came in a body.
-    path: str | None
-    bytes: int | None
-    loaded_at: float | None
-
-
-class PastBody(BaseModel):
-    """A version that left."""
-
-    version: int
-    bytes: int | None
-    loaded_at: float
-    gone_at: float
-
-
-class AdapterBody(BaseModel):
-    """A name, what it means, its versions that are there, and the last ones that left."""
-
-    name: str
-    version: int
-    owner: str | None
-    pinned: bool
-    versions: list[VersionBody]
-    history: list[PastBody]
-
-
-class AdaptersListBody(BaseModel):
-    """The adapters that a key may use."""
-
-    object: str
-    data: list[AdapterBody]
-
-
 class UpdatedBody(BaseModel):
     """What the name means now, what it meant before, and which version was asked for."""
 
@@ -192,13 +153,13 @@ class Updates:
                 details["version"] = adapter.version
                 return adapter
 
-    async def from_tensors(self, http: Request) -> Adapter:
+    async def from_tensors(self, http: Request) -> None:
         """A new version whose weights are a field of the body, as SGLang sends them."""
         key = self._access.key_of(http)
         with _told_to(key):
-            return await self._from_tensors(http, key)
+            await self._from_tensors(http, key)
 
-    async def _from_tensors(self, http: Request, key: Key) -> Adapter:
+    async def _from_tensors(self, http: Request, key: Key) -> None:
         self._access.refuse_loader(key)  # before the body, which says the name, is waited for
         async with self._uploads.folder(key, http) as folder:
             fields, text = await self._uploads.read(key, http, folder, read_tensors)
@@ -208,7 +169,6 @@ class Updates:
                 details["bytes"] = size = await self._uploads.run(write_tensors, folder, text, fields.config_dict)
                 adapter = await self._take(http, fields.lora_name, folder, size, fields.pinned, Terms())
                 details["version"] = adapter.version
-                return adapter
 
     async def remove(self, adapter: Adapter, is_whole: bool) -> bool:
         """Unload a name, or one version of it. False: answers that run outlast the wait."""

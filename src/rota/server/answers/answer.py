@@ -183,7 +183,7 @@ class Answer(OpenAnswer):
             context.access.admission.settle(self._hold, 0)
             raise
         context.answers.add(self)
-        self._time_out = _fail_later(self.reply, context.request_timeout_s)
+        self._time_out = _fail_later(self.reply, context.config.request_timeout)
 
     @property
     def model(self) -> str:

@@ -216,7 +216,12 @@ async def respond(
     chosen = [context.choose(caller.key, names, call.asker) for names in call.models]
     await _check_grammars(context, caller, call)
     answer = Answer(
-        context, caller, call, prefix + caller.name, chosen, context.keep_alive_s if call.is_streamed else None
+        context,
+        caller,
+        call,
+        prefix + caller.name,
+        chosen,
+        context.config.stream_keep_alive if call.is_streamed else None,
     )
     watch = asyncio.create_task(_abandon_when_gone(http, answer))
 
@@ -243,7 +248,7 @@ async def respond(
 async def _check_grammars(context: AppContext, caller: CallIdentity, call: Call) -> None:
     """Raises RequestError for a grammar that no answer can follow. No request has been sent to an engine yet."""
     for grammar in {sampling.grammar for sampling in call.samplings if sampling.grammar}:
-        if context.room is None or not context.has_grammars:
+        if not context.has_grammars:
             message = f"{grammar.param} is not supported: this server was started without grammars."
             raise RequestError.bad_field(grammar.param, message)
         await context.room.check(grammar, caller.key.name)
@@ -257,7 +262,7 @@ async def _packets(
     try:
         while True:
             packet = writer.packet(deltas)
-            if not packet and time.monotonic() - sent_at > context.keep_alive_s:
+            if not packet and time.monotonic() - sent_at > context.config.stream_keep_alive:
                 packet = writer.packet([])
             if packet:
                 yield packet

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI, Response
 from fastapi import Request as HttpRequest
+from fastapi import Response
 
+from rota.server.access.access import Right
 from rota.server.answers.respond import respond
 from rota.server.context import AppContext
-from rota.server.docs import gives, takes
 from rota.server.messages.call import MessagesFields, PromptFields, read_count, read_messages
 from rota.server.messages.writer import MessageBody, MessageEventBody, MessagesWriter, TokenCountBody, messages_error
 from rota.server.openai.tokenize_routes import answer_at_once
+from rota.server.route import post
 
 ERRORS = {"/v1/messages": messages_error}
 
 
-def install(app: FastAPI, context: AppContext) -> None:
-    @app.post("/v1/messages", openapi_extra=takes(MessagesFields), responses=gives(MessageBody, MessageEventBody))
-    async def messages(http: HttpRequest) -> Response:
-        """Continue a conversation, in Anthropic's shape; errors are in that shape too."""
-        return await respond(context, http, read_messages, MessagesWriter, "msg_")
+async def messages(context: AppContext, http: HttpRequest) -> Response:
+    """Continue a conversation, in Anthropic's shape; errors are in that shape too."""
+    return await respond(context, http, read_messages, MessagesWriter, "msg_")
 
-    @app.post("/v1/messages/count_tokens", openapi_extra=takes(PromptFields), responses=gives(TokenCountBody))
-    async def count_tokens(http: HttpRequest) -> Response:
-        """The number of tokens of a conversation, in Anthropic's shape."""
-        return await answer_at_once(context, http, read_count)
+
+async def count_tokens(context: AppContext, http: HttpRequest) -> Response:
+    """The number of tokens of a conversation, in Anthropic's shape."""
+    return await answer_at_once(context, http, read_count)
+
+
+ROUTES = (
+    post("/v1/messages", Right.MODEL, messages, MessagesFields, MessageBody, MessageEventBody),
+    post("/v1/messages/count_tokens", Right.MODEL, count_tokens, PromptFields, TokenCountBody),
+)

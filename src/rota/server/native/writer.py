@@ -57,9 +57,9 @@ class ModelInfoBody(BaseModel):
     model_path: str
     tokenizer_path: str
     served_model_name: str
-    is_generation: bool
+    is_generation: bool = True
     context_length: int | None
-    preferred_sampling_params: dict[str, Any] | None
+    preferred_sampling_params: dict[str, Any] | None = None
 
 
 class AbortedBody(BaseModel):

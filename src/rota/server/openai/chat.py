@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import FastAPI, Response
 from fastapi import Request as HttpRequest
+from fastapi import Response
 
 from rota.server.answers.answer import Answer
 from rota.server.answers.respond import respond
 from rota.server.context import AppContext
-from rota.server.docs import gives, takes
-from rota.server.openai.chat_fields import ChatCall, ChatFields, read_chat
-from rota.server.openai.writer import ChatBody, ChatChunkBody, OpenAiWriter, chat_logprobs, prompt_logprobs
+from rota.server.openai.chat_fields import ChatCall, read_chat
+from rota.server.openai.writer import OpenAiWriter, chat_logprobs, prompt_logprobs
 from rota.server.streams import Delta
 from rota.text.parsed_delta import CallPiece, ParsedDelta
 
@@ -70,11 +69,9 @@ def _old_delta(said: ParsedDelta) -> dict[str, Any]:
     return {"function_call": _function(call) if call.name else {"arguments": call.arguments}}
 
 
-def install_chat_route(app: FastAPI, context: AppContext) -> None:
-    @app.post("/v1/chat/completions", openapi_extra=takes(ChatFields), responses=gives(ChatBody, ChatChunkBody))
-    async def chat_completions(http: HttpRequest) -> Response:
-        """Continue a conversation."""
-        return await respond(context, http, read_chat, ChatWriter, "chatcmpl-")
+async def chat_completions(context: AppContext, http: HttpRequest) -> Response:
+    """Continue a conversation."""
+    return await respond(context, http, read_chat, ChatWriter, "chatcmpl-")
 
 
 class ChatWriter(OpenAiWriter):

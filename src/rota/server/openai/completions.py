@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fastapi import FastAPI, Response
 from fastapi import Request as HttpRequest
+from fastapi import Response
 
 from rota.core.errors import RequestError
 from rota.core.request import MAX_LOGPROBS, SamplingParams
@@ -16,10 +16,9 @@ from rota.server.calls.fields import Count, Unsupported, advice_on, read_body, w
 from rota.server.calls.prompts import Prompt, PromptReading, Texts
 from rota.server.calls.sampling import guided
 from rota.server.context import AppContext
-from rota.server.docs import gives, takes
 from rota.server.openai.sampling_fields import OpenAiCall, SamplingFields
 from rota.server.openai.structured_fields import StructuredFields
-from rota.server.openai.writer import CompletionBody, CompletionLogprobs, OpenAiWriter, prompt_logprobs
+from rota.server.openai.writer import CompletionLogprobs, OpenAiWriter, prompt_logprobs
 from rota.server.streams import Delta
 from rota.text.tokenizer import Tokenizer
 
@@ -105,11 +104,9 @@ def read_completion(texts: Texts, raw: bytes) -> CompletionCall:
     )
 
 
-def install_completions_route(app: FastAPI, context: AppContext) -> None:
-    @app.post("/v1/completions", openapi_extra=takes(CompletionFields), responses=gives(CompletionBody, CompletionBody))
-    async def completions(http: HttpRequest) -> Response:
-        """Continue prompts."""
-        return await respond(context, http, read_completion, CompletionWriter, "cmpl-")
+async def completions(context: AppContext, http: HttpRequest) -> Response:
+    """Continue prompts."""
+    return await respond(context, http, read_completion, CompletionWriter, "cmpl-")
 
 
 class CompletionWriter(OpenAiWriter):

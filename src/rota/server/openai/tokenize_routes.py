@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI, Response
 from fastapi import Request as HttpRequest
+from fastapi import Response
 
 from rota.core.errors import RequestError
 from rota.server.calls.call import AskedModels
@@ -15,10 +15,8 @@ from rota.server.calls.fields import Fields, Unsupported, read_body
 from rota.server.calls.prompts import Texts, TokenList, Tokens, checked_tokens
 from rota.server.calls.reading_room import Work
 from rota.server.context import AppContext
-from rota.server.docs import gives, takes
 from rota.server.openai.chat_fields import Messages, PromptEnding, conversation, template_variables
 from rota.server.openai.tools import ToolFields, Tools, tool_use
-from rota.server.openai.writer import DetokenizeBody, TokenizeBody, TokenizerInfoBody
 
 # ── tokenize fields ─────────────────────────────────────────────────────────────────────────────────────────────────
 # The bodies of /tokenize and /detokenize are read and answered at once, because nothing else is needed for that.
@@ -101,30 +99,21 @@ def _tokens_of(texts: Texts, fields: TokenizeFields) -> Tokens:
     )
 
 
-def install_tokenize_routes(app: FastAPI, context: AppContext) -> None:
-    @app.post("/v1/tokenize", openapi_extra=takes(TokenizeFields), responses=gives(TokenizeBody))
-    @app.post("/tokenize", include_in_schema=False)
-    async def tokenize(http: HttpRequest) -> Response:
-        """The tokens of a text or a conversation, as the model reads them."""
-        return await answer_at_once(context, http, read_tokenize)
-
-    @app.post("/v1/detokenize", openapi_extra=takes(DetokenizeFields), responses=gives(DetokenizeBody))
-    @app.post("/detokenize", include_in_schema=False)
-    async def detokenize(http: HttpRequest) -> Response:
-        """The text of tokens."""
-        return await answer_at_once(context, http, read_detokenize)
-
-    _install_tokenizer_info(app, context)
+async def tokenize(context: AppContext, http: HttpRequest) -> Response:
+    """The tokens of a text or a conversation, as the model reads them."""
+    return await answer_at_once(context, http, read_tokenize)
 
 
-def _install_tokenizer_info(app: FastAPI, context: AppContext) -> None:
-    @app.get("/tokenizer_info", responses=gives(TokenizerInfoBody))
-    async def tokenizer_info(http: HttpRequest) -> Response:
-        """What the model's folder says of its tokenizer, with the chat template, in vLLM's shape."""
-        context.access.key_of(http)
-        tokenizer = context.tokenizer
-        told = {"tokenizer_class": None, **tokenizer.settings, "chat_template": tokenizer.chat_template}
-        return Response(msgspec.json.encode(told), media_type="application/json")
+async def detokenize(context: AppContext, http: HttpRequest) -> Response:
+    """The text of tokens."""
+    return await answer_at_once(context, http, read_detokenize)
+
+
+async def tokenizer_info(context: AppContext) -> Response:
+    """What the model's folder says of its tokenizer, with the chat template, in vLLM's shape."""
+    tokenizer = context.tokenizer
+    told = {"tokenizer_class": None, **tokenizer.settings, "chat_template": tokenizer.chat_template}
+    return Response(msgspec.json.encode(told), media_type="application/json")
 
 
 async def answer_at_once(context: AppContext, http: HttpRequest, work: Work[TextAnswer]) -> Response:

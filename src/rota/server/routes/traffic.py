@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated
 
-from fastapi import FastAPI, Request
-from pydantic import BaseModel, Field
+from fastapi import Request
+from pydantic import Field
 
 from rota.core.adapter import Adapter, listed
 from rota.core.errors import ConfigError, Fault, FaultCode, RequestError
 from rota.runtime.registry import Registry
-from rota.server.access.access import MOST_REPEATED, Access
+from rota.server.access.access import MOST_REPEATED
 from rota.server.access.audit import audited
 from rota.server.access.disclosure import reason_for
 from rota.server.access.keys import Key
 from rota.server.adapters.manager import AdapterManager
 from rota.server.calls.fields import Fields, read_body
-from rota.server.docs import gives, takes
-from rota.server.traffic.route import MOST_TARGETS, Route, TrafficSplit, check_weights
+from rota.server.context import AppContext
+from rota.server.traffic.route import MOST_TARGETS, RolledBack, Route, TrafficSplit, check_weights
 from rota.server.traffic.traffic import Traffic
 
 # ── fields ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -65,43 +66,38 @@ class RouteFields(Fields):
         return [*((f"targets.{target[:MOST_REPEATED]}", target) for target in self.targets), *named]
 
 
-class RolledBackBody(BaseModel):
-    """Why and when all requests went to one target, and the weights before."""
-
-    reason: str
-    at: float
-    targets: dict[str, float]
-
-
-class RouteBody(BaseModel):
+@dataclass(frozen=True, slots=True)
+class RouteBody:
     """Where the requests of a name go, and how many went there since the route was set."""
 
     name: str
-    targets: dict[str, float]
+    targets: Mapping[str, float]
     rollback: str
     shadow: str | None
     shadow_ended: str | None
-    rolled_back: RolledBackBody | None
+    rolled_back: RolledBack | None
     requests: dict[str, int]
 
 
-class RoutesBody(BaseModel):
+@dataclass(frozen=True, slots=True)
+class RoutesBody:
     """All traffic routes that a key may see."""
 
     data: list[RouteBody]
 
 
-def shown(route: Route) -> dict[str, Any]:
-    back = route.rolled_back
-    return {
-        "name": route.name,
-        "targets": route.split.weights,
-        "rollback": route.rollback,
-        "shadow": route.shadow,
-        "shadow_ended": route.shadow_ended or None,
-        "rolled_back": back and {"reason": back.reason, "at": back.at, "targets": dict(back.targets)},
-        "requests": route.requests,
-    }
+def seen(key: Key, route: Route) -> RouteBody:
+    """A reason may name a folder."""
+    back, ended = route.rolled_back, route.shadow_ended
+    return RouteBody(
+        route.name,
+        route.weights,
+        route.rollback,
+        route.shadow,
+        reason_for(key, ended) if ended else None,
+        back and replace(back, reason=reason_for(key, back.reason)),
+        route.requests,
+    )
 
 
 # ── first routes ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -144,59 +140,52 @@ def _refuse_unknown(registry: Registry, name: str) -> None:
 
 # ── routes ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 # HTTP routes set, show and end the traffic route of a name.
+#
+# A key that may load a name may say and see where its requests go: a target may be another key's adapter.
 
-PATH = "/v1/adapters/{name:path}/route"
 
-
-def install_traffic_routes(
-    app: FastAPI, traffic: Traffic, adapters: AdapterManager, registry: Registry, access: Access
-) -> None:
-    """A key that may load a name may say and see where its requests go: a target may be another key's adapter."""
-    traffic.tie(adapters)
-
-    @app.put(PATH, openapi_extra=takes(RouteFields), responses=gives(RouteBody))
-    async def set_route(name: str, http: Request) -> dict[str, Any]:
-        """Send the requests of a name to several versions or adapters, by weight."""
-        fields = read_body(RouteFields, await http.body())
-        key = access.key_of(http)
-        with audited(http, key, "route", adapter=name, targets=fields.written, shadow=fields.shadow):
-            access.loader_of(http, name)
-            _loaded(registry, name)
-            route = fields.route(name)
-            for place, target in fields.places:
-                _refuse_leaving(adapters, access.find(key, target, place), place)
-            route.set_by = None if key.may_operate else key.name
-            traffic.set(route)
-        return shown(route)
-
-    @app.get(PATH, responses=gives(RouteBody))
-    async def show_route(name: str, http: Request) -> dict[str, Any]:
-        """Where the requests of a name go, and why, if the route was rolled back."""
-        key = access.key_of(http)
+async def set_route(context: AppContext, name: str, http: Request) -> RouteBody:
+    """Send the requests of a name to several versions or adapters, by weight."""
+    fields = read_body(RouteFields, await http.body())
+    access, key = context.access, context.access.key_of(http)
+    with audited(http, key, "route", adapter=name, targets=fields.written, shadow=fields.shadow):
         access.loader_of(http, name)
-        return _seen(key, _set(traffic, name))
+        _loaded(context.registry, name)
+        route = fields.route(name)
+        for place, target in fields.places:
+            _refuse_leaving(context.adapters, access.find(key, target, place), place)
+        route.set_by = None if key.may_operate else key.name
+        context.traffic.set(route)
+    return seen(key, route)
 
-    @app.get("/v1/routes", responses=gives(RoutesBody))
-    async def show_routes(http: Request) -> dict[str, Any]:
-        """All traffic routes of the names that the key may load."""
-        key = access.key_of(http)
-        return {"data": [_seen(key, route) for route in traffic.routes if access.may_change(key, route.name)]}
 
-    @app.delete(PATH, responses=gives(RouteBody))
-    async def end_route(name: str, http: Request) -> dict[str, Any]:
-        """Roll back: the name means one version again, the one that its route rolls back to."""
-        key = access.key_of(http)
-        with audited(http, key, "end_route", adapter=name):
-            access.loader_of(http, name)
-            route = _set(traffic, name)
-            ended = _seen(key, route)
-            traffic.roll_back(route)  # before the name means the version: an update of the name may be under way
-            target = registry.get(route.rollback)
-            if target and target.name == name and not registry.has(target):
-                await adapters.use(target, check=lambda: access.loader_of(http, name))
-            if traffic.route_of(name) is route:  # else another was set, or the name was unloaded
-                traffic.end(name)
-        return ended
+async def show_route(context: AppContext, name: str, http: Request) -> RouteBody:
+    """Where the requests of a name go, and why, if the route was rolled back."""
+    key = context.access.loader_of(http, name)
+    return seen(key, _set(context.traffic, name))
+
+
+async def show_routes(context: AppContext, http: Request) -> RoutesBody:
+    """All traffic routes of the names that the key may load."""
+    key = context.access.key_of(http)
+    return RoutesBody([seen(key, one) for one in context.traffic.routes if context.access.may_change(key, one.name)])
+
+
+async def end_route(context: AppContext, name: str, http: Request) -> RouteBody:
+    """Roll back: the name means one version again, the one that its route rolls back to."""
+    access, registry, traffic = context.access, context.registry, context.traffic
+    key = access.key_of(http)
+    with audited(http, key, "end_route", adapter=name):
+        access.loader_of(http, name)
+        route = _set(traffic, name)
+        ended = seen(key, route)
+        traffic.roll_back(route)  # before the name means the version: an update of the name may be under way
+        target = registry.get(route.rollback)
+        if target and target.name == name and not registry.has(target):
+            await context.adapters.use(target, check=lambda: access.loader_of(http, name))
+        if traffic.route_of(name) is route:  # else another was set, or the name was unloaded
+            traffic.end(name)
+    return ended
 
 
 def _loaded(registry: Registry, name: str) -> None:
@@ -216,13 +205,3 @@ def _set(traffic: Traffic, name: str) -> Route:
         message = f"No route is set for '{name[:200]}': its requests go to its current version."
         raise RequestError(Fault(FaultCode.UNKNOWN_MODEL, message, "name"))
     return route
-
-
-def _seen(key: Key, route: Route) -> dict[str, Any]:
-    """A reason may name a folder."""
-    body = shown(route)
-    if back := body["rolled_back"]:
-        back["reason"] = reason_for(key, back["reason"])
-    if body["shadow_ended"]:
-        body["shadow_ended"] = reason_for(key, body["shadow_ended"])
-    return body

@@ -1,11 +1,10 @@
-"""Elsewhere lie adapters that are in no folder here, or that the server was not told of."""
+"""The resolver loads adapters that a request names and the server was not told of, from below one prefix."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 from rota.core.errors import AdapterError, Fault, FaultCode, RequestError
@@ -14,13 +13,9 @@ from rota.observe.audit import OK, log_act
 from rota.runtime.registry import Registry
 from rota.server.access.disclosure import reason_for
 from rota.server.access.keys import Key
-from rota.server.adapters.manager import Locate, as_asked
 from rota.server.errors import code_of
 from rota.sources.prefix import Prefix, is_within
 from rota.sources.source import NothingError
-
-# ── resolver ────────────────────────────────────────────────────────────────────────────────────────────────────────
-# The resolver loads adapters that a request names and the server was not told of, from below one prefix.
 
 # As long as a request waits for its adapter. The load goes on, and the next request finds it further.
 TIMEOUT_S = 120.0
@@ -124,22 +119,3 @@ def _log(key: Key, client: str, entry: LoraPath, outcome: str = OK) -> None:
 def _without(prefix: Prefix, text: str) -> str:
     """Clients ask for names; where their adapters lie is the operator's business."""
     return text.replace(f"{prefix.place}/", "").replace("the adapter root of this key", "its place")
-
-
-# ── elsewhere ───────────────────────────────────────────────────────────────────────────────────────────────────────
-# Elsewhere lie adapters that are in no folder here, or that the server was not told of.
-
-
-@dataclass(frozen=True, slots=True)
-class NameLookup:
-    """How the addresses of adapters are found, and below which place names are looked for."""
-
-    locate: Locate = as_asked
-    prefix: Prefix | None = None
-
-    def resolver(self, registry: Registry, load: LoadAdapter, roots: Roots) -> Resolver | None:
-        """None: names that are not loaded are refused."""
-        return None if self.prefix is None else Resolver(self.prefix, registry, load, roots)
-
-
-HERE = NameLookup()

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any, Literal
 
-from fastapi import FastAPI, Response
 from fastapi import Request as HttpRequest
+from fastapi import Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
@@ -22,11 +22,9 @@ from rota.runtime.service import ServicePhase, ServiceState
 from rota.server.access.disclosure import path_for, reason_for
 from rota.server.access.keys import Key
 from rota.server.context import AppContext
-from rota.server.docs import gives
-from rota.server.long_lists import list_response
-from rota.server.openai.writer import ModelBody, ModelsBody
-from rota.server.operator_routes import quarantine_body
-from rota.server.queries import PAUSED, Queries
+from rota.server.queries import PAUSED
+from rota.server.route import list_response
+from rota.server.routes.operators import quarantine_body
 
 # ── info ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 # What clients and platforms ask first: which models a request may name, and whether the server lives and is ready.
@@ -35,41 +33,37 @@ from rota.server.queries import PAUSED, Queries
 # GET /v1/models lists the models that a request may name, the base model first.
 
 
-def install_model_routes(app: FastAPI, context: AppContext) -> None:
-    """A key sees only the models that it may use."""
-    created = int(time.time())
-    base = context.registry.base
+# When this process began to serve: no model has an age that a client could use.
+_CREATED = int(time.time())
 
-    def longest() -> int | None:
-        capacity = context.service.state.capacity
-        return capacity.max_sequence_tokens if capacity else None
 
-    def entry(key: Key, model: Adapter, max_model_len: int | None) -> dict[str, Any]:
-        return {
-            "id": model.name,
-            "object": "model",
-            "created": created,
-            "owned_by": "rota",
-            "root": path_for(key, model),
-            "parent": None if model is base else base.name,
-            "max_model_len": max_model_len,
-        }
+def _model_entry(context: AppContext, key: Key, model: Adapter) -> dict[str, Any]:
+    base, capacity = context.registry.base, context.service.state.capacity
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": _CREATED,
+        "owned_by": "rota",
+        "root": path_for(key, model),
+        "parent": None if model is base else base.name,
+        "max_model_len": capacity and capacity.max_sequence_tokens,
+    }
 
-    @app.get("/v1/models", responses=gives(ModelsBody))
-    async def models(http: HttpRequest) -> Response:
-        """The values of `model`: the base model first, then its adapters. A key sees only what it may use.
 
-        `root` is the model's folder for operators, and the model's name for other keys.
-        """
-        key, most = context.access.key_of(http), longest()
-        entries = (entry(key, one, most) for one in context.access.visible(key))
-        return await list_response('{"object":"list","data":', entries)
+async def models(context: AppContext, http: HttpRequest) -> Response:
+    """The values of `model`: the base model first, then its adapters. A key sees only what it may use.
 
-    @app.get("/v1/models/{name:path}", responses=gives(ModelBody))
-    async def model(name: str, http: HttpRequest) -> dict[str, Any]:
-        """One model."""
-        key = context.access.key_of(http)
-        return entry(key, context.access.find(key, name), longest())
+    `root` is the model's folder for operators, and the model's name for other keys.
+    """
+    key = context.access.key_of(http)
+    entries = (_model_entry(context, key, one) for one in context.access.visible(key))
+    return await list_response('{"object":"list","data":', entries)
+
+
+async def model(context: AppContext, name: str, http: HttpRequest) -> dict[str, Any]:
+    """One model."""
+    key = context.access.key_of(http)
+    return _model_entry(context, key, context.access.find(key, name))
 
 
 # ── probes ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -79,36 +73,29 @@ def install_model_routes(app: FastAPI, context: AppContext) -> None:
 STUCK = "stuck"
 
 
-def install_probes(app: FastAPI, context: AppContext) -> None:
-    """Probes need no key."""
-    service, pausing, key = context.service, context.pausing, context.access.for_probes
+def _probed(context: AppContext, good: Callable[[str], bool]) -> Response:
+    state = context.service.state
+    is_paused = state.phase is ServicePhase.READY and context.pausing.paused_at is not None
+    status = PAUSED if is_paused else STUCK if _is_stuck(state) else state.phase.value
+    reason = " ".join([*filter(None, [state.reason]), *_standstills(state)])
+    body = {"status": status} | ({"reason": reason_for(context.access.for_probes, reason)} if reason else {})
+    return JSONResponse(body, 200 if good(status) else 503)
 
-    def answer(good: Callable[[str], bool]) -> Response:
-        state = service.state
-        is_paused = state.phase is ServicePhase.READY and pausing.paused_at is not None
-        status = PAUSED if is_paused else STUCK if _is_stuck(state) else state.phase.value
-        reason = " ".join([*filter(None, [state.reason]), *_standstills(state)])
-        body = {"status": status} | ({"reason": reason_for(key, reason)} if reason else {})
-        return JSONResponse(body, 200 if good(status) else 503)
 
-    @app.get("/health")
-    @app.head("/health", include_in_schema=False)
-    async def healthy() -> Response:
-        """200 while the engine serves, also while the server is paused. 503 at the start, while the server stops, and
-        while the engine is stuck or down."""
-        return answer(lambda status: status in (ServicePhase.READY, PAUSED))
+async def healthy(context: AppContext) -> Response:
+    """200 while the engine serves, also while the server is paused. 503 at the start, while the server stops, and
+    while the engine is stuck or down."""
+    return _probed(context, lambda status: status in (ServicePhase.READY, PAUSED))
 
-    @app.get("/readyz")
-    @app.head("/readyz", include_in_schema=False)
-    async def ready() -> Response:
-        """200 while requests are answered, or wait for a slow disk. 503 otherwise, also while the server is paused."""
-        return answer(lambda status: status == ServicePhase.READY)
 
-    @app.get("/livez")
-    @app.head("/livez", include_in_schema=False)
-    async def live() -> Response:
-        """200 while the process lives, also while its engine starts again. 503 once the engine stays down."""
-        return answer(lambda status: status != ServicePhase.DOWN)
+async def ready(context: AppContext) -> Response:
+    """200 while requests are answered, or wait for a slow disk. 503 otherwise, also while the server is paused."""
+    return _probed(context, lambda status: status == ServicePhase.READY)
+
+
+async def live(context: AppContext) -> Response:
+    """200 while the process lives, also while its engine starts again. 503 once the engine stays down."""
+    return _probed(context, lambda status: status != ServicePhase.DOWN)
 
 
 def _is_stuck(state: ServiceState) -> bool:
@@ -189,27 +176,23 @@ class ServerInfoBody(BaseModel):
     vllm_config: dict[str, Any] | None = None
 
 
-def install_server_info(app: FastAPI, context: AppContext, queries: Queries, metrics: Metrics) -> None:
-    @app.get("/server_info", responses=gives(ServerInfoBody))
-    @app.get("/get_server_info", include_in_schema=False)
-    async def server_info(http: HttpRequest, config_format: Literal["json"] | None = None) -> dict[str, Any]:
-        """The server's capacity, its adapters and its engines. Counts of requests are `age_s` seconds old.
+async def server_info(context: AppContext, config_format: Literal["json"] | None = None) -> dict[str, Any]:
+    """The server's capacity, its adapters and its engines. Counts of requests are `age_s` seconds old.
 
-        With `config_format=json` also `vllm_config`, what vLLM's clients read of a config.
-        """
-        context.access.operator_of(http)
-        standings = await queries.inspect_or_recall()
-        state = context.service.state
-        return {
-            "version": version("rota"),
-            "status": state.phase.value if context.pausing.paused_at is None else PAUSED,
-            **_capacity(context, state, standings),
-            **({"vllm_config": vllm_config(context.registry.base, state.capacity)} if config_format else {}),
-            "loaded_adapters": {adapter.name: adapter.path for adapter in context.registry.adapters},
-            "quarantine": quarantine_body(context.access.blame),
-            "internal_states": [_described(standing) for standing in standings],
-            "replicas": [_replica(engine, metrics, standings) for engine in state.engines],
-        }
+    With `config_format=json` also `vllm_config`, what vLLM's clients read of a config.
+    """
+    standings = await context.queries.inspect_or_recall()
+    state = context.service.state
+    return {
+        "version": version("rota"),
+        "status": state.phase.value if context.pausing.paused_at is None else PAUSED,
+        **_capacity(context, state, standings),
+        **({"vllm_config": vllm_config(context.registry.base, state.capacity)} if config_format else {}),
+        "loaded_adapters": {adapter.name: adapter.path for adapter in context.registry.adapters},
+        "quarantine": quarantine_body(context.access.blame),
+        "internal_states": [_described(standing) for standing in standings],
+        "replicas": [_replica(engine, context.metrics, standings) for engine in state.engines],
+    }
 
 
 def _capacity(context: AppContext, state: ServiceState, standings: Sequence[Inspected]) -> dict[str, Any]:
@@ -286,3 +269,12 @@ def _replica(engine: ServiceState, metrics: Metrics, standings: Sequence[Inspect
         "restart": _start(engine.restart),
         **(_described(standing) if standing else {}),
     }
+
+
+# ── metrics ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# GET /metrics gives the metrics to Prometheus, and to the endpoint picker of Kubernetes.
+
+
+async def scrape(context: AppContext) -> Response:
+    """All metrics in Prometheus' text format. While the engine is down, the engine's own metrics are missing."""
+    return await context.scrapes.answer()

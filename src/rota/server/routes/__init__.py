@@ -1,0 +1,1 @@
+"""What the kernel's routes do; the table in `server/app.py` says which there are."""
