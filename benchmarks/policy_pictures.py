@@ -12,8 +12,7 @@ from policies.prefill import DELAYER
 from policies.runs import A100, DRAIN, H200, ROTATE, WAIT, record, scenario
 
 from rota.core.policy_config import PolicyConfig
-from rota.sim.plot import Picture, plot
-from rota.sim.tenures import Tenures
+from rota.sim.plot import Picture, Tenures, plot
 from rota.workload.scenario import Scenario
 
 

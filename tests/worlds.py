@@ -15,8 +15,9 @@ from rota.core.plan import StepPlan, StepResult
 from rota.core.policy_config import PolicyConfig
 from rota.runtime.loop import Emit, run
 from rota.scheduler import Scheduler
-from rota.sim import ConstantCost, VirtualWorld
+from rota.sim import VirtualWorld
 from rota.sim.world import Finish, PagesOf
+from tests.costs import constant_cost
 from tests.fakes import FakeDevice, FakeTicket
 from tests.scheduler.balance import check_balance
 
@@ -41,7 +42,7 @@ class DeviceWorld(VirtualWorld):
         fetch_s: float = 1.7 * STEP_S,
         pages_of: PagesOf | None = None,
     ) -> None:
-        super().__init__(messages, ConstantCost(seconds=STEP_S, load_s=load_s, fetch_s=fetch_s), pages_of=pages_of)
+        super().__init__(messages, constant_cost(seconds=STEP_S, load_s=load_s, fetch_s=fetch_s), pages_of=pages_of)
         self.device = device
         self._is_eager = depth > 1 and load_s <= STEP_S
         self._tickets: list[FakeTicket] = []

@@ -8,10 +8,11 @@ from typing import Any
 
 from policies.runs import A100, DRAIN, HEADS, ROTATE, WAIT, mean, record, row, scenario
 from policies.target import Section, Target
+from rota.core.events import SlotState
 from rota.core.ids import AdapterId
 from rota.observe.summary import RequestRecord, spread
+from rota.sim.plot import Tenures
 from rota.sim.run import STARTS_AT
-from rota.sim.tenures import Tenures
 from rota.workload.scenario import Scenario
 
 SEEDS = range(10)
@@ -68,8 +69,12 @@ def slot_time_ratios(asked: Scenario, seed: int) -> Iterable[float]:
     while at + WINDOW_S <= tenures.last_at:
         busy = [adapter for adapter in recorder.gaps if _has_work(records, adapter, at)]
         held = [
-            sum(_overlap(one.since, one.until, at) for one in tenures.closed if one.adapter_id == a and one.is_ready)
-            for a in busy
+            sum(
+                _overlap(begun.at, until, at)
+                for begun, until in tenures.closed
+                if begun.adapter_id == adapter and begun.state is SlotState.READY
+            )
+            for adapter in busy
         ]
         if len(held) > 1:
             yield max(held) / min(held)

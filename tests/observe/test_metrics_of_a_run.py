@@ -6,12 +6,12 @@ import pytest
 
 from rota.core.policy_config import PolicyConfig
 from rota.observe.metrics import Metrics
-from rota.sim.cost import ConstantCost
 from rota.sim.run import Simulation, adapter_name
 from rota.workload.scenario import Client, Scenario
+from tests.costs import constant_cost
 from tests.observe.scraped import Scrape, scrape
 
-COST = ConstantCost(seconds=0.01, load_s=0.002, fetch_s=0.05)
+COST = constant_cost(seconds=0.01, load_s=0.002, fetch_s=0.05)
 CROWD = Scenario(
     name="crowd", slots=2, clients=(Client(requests=60, rate_per_s=8.0, adapters=5, output_tokens=(20, 80)),)
 )

@@ -10,10 +10,10 @@ from rota.core.ids import AdapterId
 from rota.core.policy_config import PolicyConfig
 from rota.llm.config import engine_config
 from rota.policy.slot_policies import SLOT_POLICIES
-from rota.sim.cost import ConstantCost
 from rota.sim.run import Simulation
 from rota.workload.scenario import Client, Scenario
 from tests.builders import add_adapter, capacity, submit
+from tests.costs import constant_cost
 from tests.fakes import FakeDevice
 from tests.policy.newest_first import NewestFirst
 from tests.scheduler.stage import WAIT, Stage, loads
@@ -53,7 +53,7 @@ def test_the_simulator_runs_it_and_it_fares_otherwise_than_the_others():
     crowd = Scenario(name="crowd", slots=2, clients=(client,))
     policies = [PolicyConfig(lora_policy=name, lora_drain_wait_threshold=0.1) for name in SLOT_POLICIES]
     summaries = [
-        Simulation(scenario=crowd, costs=ConstantCost(seconds=0.01, load_s=0.002), policy=policy).run().summary()
+        Simulation(scenario=crowd, costs=constant_cost(seconds=0.01, load_s=0.002), policy=policy).run().summary()
         for policy in policies
     ]
 

@@ -9,8 +9,9 @@ from rota.core.messages import Message
 from rota.core.plan import StepPlan
 from rota.runtime.loop import run
 from rota.scheduler import Scheduler
-from rota.sim import ConstantCost, VirtualWorld
+from rota.sim import VirtualWorld
 from tests.builders import abort, capacity, submit
+from tests.costs import constant_cost
 
 
 def traffic() -> list[tuple[float, Message]]:
@@ -25,7 +26,7 @@ def traffic() -> list[tuple[float, Message]]:
 
 def serve_virtually(messages: list[tuple[float, Message]], depth: int) -> tuple[list[Event], float]:
     scheduler = Scheduler(SchedulerConfig(chunked_prefill_size=16), capacity())
-    world = VirtualWorld(messages, ConstantCost(seconds=1.0))
+    world = VirtualWorld(messages, constant_cost(seconds=1.0))
     events: list[Event] = []
     run(scheduler, world, events.extend, depth)
     return events, world.now()
@@ -47,7 +48,7 @@ class Watch(VirtualWorld):
     """Notes how many steps are in flight whenever one more is submitted."""
 
     def __init__(self) -> None:
-        super().__init__([(0.0, submit(max_new_tokens=10))], ConstantCost(seconds=1.0))
+        super().__init__([(0.0, submit(max_new_tokens=10))], constant_cost(seconds=1.0))
         self.flying = 0
         self.most = 0
 
@@ -74,7 +75,7 @@ def test_waiting_for_ever_is_an_error_that_names_who_waits_and_why():
     scheduler._state.rows.take()  # a row that was lost
 
     with pytest.raises(StuckError, match="r0: as many requests run as may run"):
-        run(scheduler, VirtualWorld([(0.0, submit("r0"))], ConstantCost(seconds=1.0)), lambda _: None)
+        run(scheduler, VirtualWorld([(0.0, submit("r0"))], constant_cost(seconds=1.0)), lambda _: None)
 
 
 def test_what_needs_no_step_is_told_before_a_step_is_waited_for():
@@ -88,7 +89,7 @@ def test_what_needs_no_step_is_told_before_a_step_is_waited_for():
             return super().collect(ticket)
 
     twins = [(0.0, submit("twin", max_new_tokens=4)), (1.0, submit("twin", max_new_tokens=4, arrived_at=1.0))]
-    run(Scheduler(SchedulerConfig(), capacity()), Slow(twins, ConstantCost(seconds=1.0)), told.extend, depth=2)
+    run(Scheduler(SchedulerConfig(), capacity()), Slow(twins, constant_cost(seconds=1.0)), told.extend, depth=2)
 
     refused = next(event for event in told if isinstance(event, Finished))
     assert refused.fault is not None

@@ -15,8 +15,9 @@ from rota.core.messages import Message, RemoveAdapter
 from rota.core.policy_config import PolicyConfig
 from rota.runtime.loop import run
 from rota.scheduler import Scheduler
-from rota.sim import ConstantCost, VirtualWorld
+from rota.sim import VirtualWorld
 from tests.builders import abort, add_adapter, capacity, submit
+from tests.costs import constant_cost
 from tests.processes import run_program
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +50,7 @@ def events(policy: PolicyConfig) -> list[Event]:
     lora = LoraConfig(max_loaded_loras=6)
     scheduler = Scheduler(SchedulerConfig(chunked_prefill_size=64), found, policy, lora)
     happened: list[Event] = []
-    run(scheduler, VirtualWorld(traffic(), ConstantCost(seconds=0.02, load_s=0.01, fetch_s=0.05)), happened.extend)
+    run(scheduler, VirtualWorld(traffic(), constant_cost(seconds=0.02, load_s=0.01, fetch_s=0.05)), happened.extend)
     return happened
 
 

@@ -17,8 +17,9 @@ from rota.policy.slot_policies.drain import Drain
 from rota.policy.views import SlotsView
 from rota.runtime.loop import run
 from rota.scheduler import Scheduler
-from rota.sim import ConstantCost, VirtualWorld
+from rota.sim import VirtualWorld
 from tests.builders import add_adapter, capacity, submit
+from tests.costs import constant_cost
 from tests.scheduler.balance import check_balance
 
 STEP_S = 0.02
@@ -71,7 +72,7 @@ def test_the_beneficiary_of_a_drain_gets_its_slot_within_the_deadline_and_three_
         scheduler = Scheduler(config, capacity(blocks=2000, rows=48, slots=slots), policy)
         world = VirtualWorld(
             [*((0.0, add_adapter(number)) for number in range(1, ADAPTERS + 1)), *asks],
-            ConstantCost(seconds=STEP_S, load_s=load_s),
+            constant_cost(seconds=STEP_S, load_s=load_s),
         )
         run(scheduler, world, events.extend, depth)
 

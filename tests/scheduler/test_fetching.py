@@ -15,8 +15,9 @@ from rota.core.policy_config import PolicyConfig
 from rota.policy.slot_policies import SLOT_POLICIES, make_slot_policy
 from rota.runtime.loop import run
 from rota.scheduler import Scheduler
-from rota.sim import ConstantCost, VirtualWorld
+from rota.sim import VirtualWorld
 from tests.builders import add_adapter, capacity, submit
+from tests.costs import constant_cost
 from tests.fakes import FakeDevice
 from tests.scheduler.stage import Stage
 from tests.worlds import endings, serve
@@ -95,7 +96,7 @@ def events(policy: str, seed: int) -> list[Event]:
     found = capacity(blocks=36, rows=16, slots=3)
     scheduler = Scheduler(SchedulerConfig(), found, config, LoraConfig(max_loaded_loras=5))
     happened: list[Event] = []
-    run(scheduler, VirtualWorld(traffic(seed), ConstantCost(seconds=0.02, load_s=0.01, fetch_s=0.05)), happened.extend)
+    run(scheduler, VirtualWorld(traffic(seed), constant_cost(seconds=0.02, load_s=0.01, fetch_s=0.05)), happened.extend)
     return happened
 
 

@@ -14,10 +14,11 @@ from rota.core.plan import StepPlan
 from rota.core.policy_config import PolicyConfig
 from rota.runtime.loop import run
 from rota.scheduler import Scheduler, reads
-from rota.sim import ConstantCost, VirtualWorld
+from rota.sim import LinearCost, VirtualWorld
 from rota.sim.run import Simulation
 from rota.workload.scenario import Client, Scenario
 from tests.builders import add_adapter, capacity, submit
+from tests.costs import constant_cost
 from tests.scheduler.stage import Stage
 
 POLICIES = {
@@ -104,7 +105,7 @@ def test_slow_sources_keep_no_adapter_on_disk_from_being_read_ahead():
 class Reading(VirtualWorld):
     """Remembers reads and copies in their order."""
 
-    def __init__(self, messages: list[tuple[float, Message]], costs: ConstantCost) -> None:
+    def __init__(self, messages: list[tuple[float, Message]], costs: LinearCost) -> None:
         super().__init__(messages, costs)
         self.orders: list[tuple[str, int]] = []
 
@@ -124,7 +125,7 @@ def test_no_adapter_is_read_twice_before_it_is_used_while_host_memory_is_full(po
             at, adapter, length = 2.0 + dice.randrange(300) / 50, 1 + dice.randrange(10), dice.choice([3, 60])
             ask = submit(f"r{number:03}", adapter=AdapterId(adapter), max_new_tokens=length, arrived_at=at)
             messages.append((at, ask))
-        world = Reading(messages, ConstantCost(seconds=0.02, load_s=0.01, fetch_s=0.15))
+        world = Reading(messages, constant_cost(seconds=0.02, load_s=0.01, fetch_s=0.15))
         lora = LoraConfig(max_loras_per_batch=2, max_loaded_loras=host_adapters)
         found = capacity(blocks=2000, rows=64, slots=2)
         run(Scheduler(SchedulerConfig(), found, POLICIES[policy], lora), world, lambda _: None)
@@ -151,7 +152,7 @@ SLOW_DISK = Scenario(
 @pytest.mark.parametrize("policy", ["wait", "drain"])
 def test_with_a_slow_disk_reading_ahead_brings_first_tokens_and_answers_sooner(policy, monkeypatch):
     def summary() -> dict:
-        costs = ConstantCost(seconds=0.01, load_s=0.002)
+        costs = constant_cost(seconds=0.01, load_s=0.002)
         simulation = Simulation(scenario=SLOW_DISK, costs=costs, policy=POLICIES[policy], seed=11)
         return simulation.run().summary()
 

@@ -19,8 +19,9 @@ from rota.policy.slot_policies.rotate import STEADY_STEPS
 from rota.policy.visits import MOST_VISITS, STALL_STEPS, TURN_STEPS
 from rota.runtime.loop import run
 from rota.scheduler import Scheduler
-from rota.sim import ConstantCost, VirtualWorld
+from rota.sim import VirtualWorld
 from tests.builders import abort, add_adapter, capacity, request, submit
+from tests.costs import constant_cost
 from tests.scheduler.balance import check_balance
 
 STEP_S = 0.02
@@ -34,7 +35,7 @@ def serve(messages: Messages, policy: PolicyConfig, slots: int, rows: int = 64, 
     found = capacity(blocks=4096, rows=rows, slots=slots, max_sequence_tokens=4096)
     scheduler = Scheduler(SchedulerConfig(enable_prefix_caching=False, overlap_depth=depth), found, policy)
     events: list[Event] = []
-    run(scheduler, VirtualWorld(messages, ConstantCost(seconds=STEP_S, load_s=LOAD_S)), events.extend, depth)
+    run(scheduler, VirtualWorld(messages, constant_cost(seconds=STEP_S, load_s=LOAD_S)), events.extend, depth)
     check_balance(scheduler)
     return events
 

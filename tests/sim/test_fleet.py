@@ -12,15 +12,16 @@ from rota.core.messages import Message, ServedElsewhere
 from rota.runtime.loop import run
 from rota.runtime.replicas.router import Router
 from rota.scheduler import Scheduler
-from rota.sim.cost import ConstantCost, read_cost
+from rota.sim.cost import read_cost
 from rota.sim.fleet import Fleet
 from rota.sim.run import Simulation
 from rota.sim.world import Mail, VirtualWorld
 from rota.workload.scenario import Client, Scenario
 from tests.builders import abort, add_adapter, capacity, submit
+from tests.costs import constant_cost
 from tests.processes import run_program
 
-COST = ConstantCost(seconds=0.01, load_s=0.002, fetch_s=0.05, front_s=0.003)
+COST = constant_cost(seconds=0.01, load_s=0.002, fetch_s=0.05, front_s=0.003)
 CROWD = Scenario(
     name="crowd",
     slots=2,

@@ -10,13 +10,13 @@ import pytest
 from rota.core.events import AdapterAdded, Admitted, Event, SlotChanged, SlotState
 from rota.core.ids import BASE, AdapterId, EngineId, RequestId, Slot
 from rota.runtime.replicas.router import Router
-from rota.sim.cost import ConstantCost
 from rota.sim.fronts import BALANCERS, SCRAPE_S, Fronts, Picker
 from rota.sim.run import Simulation
 from rota.workload.scenario import Client, Scenario
 from tests.builders import request
+from tests.costs import constant_cost
 
-COST = ConstantCost(seconds=0.01, load_s=0.002, fetch_s=0.05, front_s=0.003)
+COST = constant_cost(seconds=0.01, load_s=0.002, fetch_s=0.05, front_s=0.003)
 CROWD = Scenario(
     name="crowd",
     slots=2,

@@ -10,11 +10,11 @@ import pytest
 from rota.core.events import Event, SlotChanged, SlotState
 from rota.core.policy_config import PolicyConfig
 from rota.observe.observer import Observer
-from rota.sim.cost import ConstantCost
 from rota.sim.run import Simulation
 from rota.workload.scenario import Client, Scenario
+from tests.costs import constant_cost
 
-COST = ConstantCost(seconds=0.01, load_s=0.002, fetch_s=0.05)
+COST = constant_cost(seconds=0.01, load_s=0.002, fetch_s=0.05)
 PAGES = 36
 # Twenty adapters of one page and two of eight; a slot for any of them would take eight pages.
 MIXED = Scenario(

@@ -8,12 +8,13 @@ import pytest
 from rota.core.config import LoraConfig, SchedulerConfig
 from rota.core.policy_config import PolicyConfig
 from rota.observe.summary import jain
-from rota.sim.cost import ConstantCost, read_cost
+from rota.sim.cost import read_cost
 from rota.sim.run import Simulation, adapter_name, lora_config
 from rota.workload.scenario import Client, Scenario
+from tests.costs import constant_cost
 from tests.processes import run_program
 
-COST = ConstantCost(seconds=0.01, load_s=0.002, fetch_s=0.05)
+COST = constant_cost(seconds=0.01, load_s=0.002, fetch_s=0.05)
 CROWD = Scenario(
     name="crowd", slots=2, clients=(Client(requests=60, rate_per_s=8.0, adapters=5, output_tokens=(1, 80)),)
 )
@@ -51,7 +52,7 @@ def test_a_front_end_delays_every_first_token_and_no_other():
     client = Client(requests=5, rate_per_s=0.1, prompt_tokens=(5, 5), output_tokens=(4, 4))
     alone, behind = (
         Simulation(
-            scenario=Scenario(name="few", clients=(client,)), costs=ConstantCost(seconds=0.01, front_s=front_s)
+            scenario=Scenario(name="few", clients=(client,)), costs=constant_cost(seconds=0.01, front_s=front_s)
         ).run()
         for front_s in (0.0, 0.003)
     )
@@ -64,7 +65,7 @@ def test_a_front_end_delays_every_first_token_and_no_other():
 @pytest.mark.parametrize(("share", "guided"), [(0.0, 0), (0.5, 2), (1.0, 4)])
 def test_only_requests_with_a_grammar_pay_for_masks(share, guided):
     client = Client(requests=4, rate_per_s=0.1, prompt_tokens=(5, 5), output_tokens=(4, 4), grammar_share=share)
-    costs = ConstantCost(seconds=0.01, mask_s=0.5)
+    costs = constant_cost(seconds=0.01, mask_s=0.5)
     records = Simulation(scenario=Scenario(name="few", clients=(client,)), costs=costs).run().records.values()
 
     taken = sorted(record.ended_at - record.asked_at for record in records)
@@ -73,7 +74,7 @@ def test_only_requests_with_a_grammar_pay_for_masks(share, guided):
 
 def test_a_closed_loop_asks_again_when_an_answer_is_complete_and_never_sooner():
     client = Client(requests=12, concurrency=3, prompt_tokens=(5, 5), output_tokens=(10, 10))
-    recorder = Simulation(scenario=Scenario(name="loop", clients=(client,)), costs=ConstantCost(seconds=1.0)).run()
+    recorder = Simulation(scenario=Scenario(name="loop", clients=(client,)), costs=constant_cost(seconds=1.0)).run()
     records = list(recorder.records.values())
 
     assert len(records) == 12
@@ -87,7 +88,7 @@ def test_clients_who_leave_get_no_more_than_what_the_device_has_begun():
     recorder = Simulation(scenario=scenario, costs=COST).run()
 
     assert all(one.ended_at - one.asked_at <= 0.2 + 1e-9 for one in recorder.records.values())
-    assert all(not one.last_at > one.ended_at + 2 * COST.seconds for one in recorder.records.values())
+    assert all(not one.last_at > one.ended_at + 2 * COST.base_s for one in recorder.records.values())
 
 
 def test_no_two_prompts_begin_alike_so_a_prefix_cache_finds_nothing():
@@ -99,7 +100,7 @@ def test_no_two_prompts_begin_alike_so_a_prefix_cache_finds_nothing():
 
 
 def test_a_step_that_waits_for_its_adapters_takes_longer():
-    slow = ConstantCost(seconds=0.01, load_s=0.5)
+    slow = constant_cost(seconds=0.01, load_s=0.5)
     overlapped = Simulation(scenario=CROWD, costs=slow, policy=PolicyConfig(lora_policy="wait")).run().summary()
     awaited = (
         Simulation(
@@ -143,7 +144,7 @@ def test_host_memory_holds_what_the_server_would_hold_unless_the_scenario_says_o
 
 def test_an_adapter_that_left_host_memory_is_read_again():
     many = replace(CROWD, clients=(replace(CROWD.clients[0], adapters=200, requests=400, rate_per_s=40.0),))
-    slow = ConstantCost(seconds=0.001, load_s=0.002, fetch_s=0.4)
+    slow = constant_cost(seconds=0.001, load_s=0.002, fetch_s=0.4)
     waits = [
         Simulation(scenario=replace(many, max_loaded_loras=copies), costs=slow).run().summary()["ttft_s"]["p90"]
         for copies in (200, None)

@@ -13,12 +13,12 @@ from rota.core.events import AdapterAdded, AdapterRemoved, Admitted, Event, Fini
 from rota.core.ids import AdapterId, RequestId
 from rota.core.policy_config import PolicyConfig
 from rota.observe.summary import Recorder
-from rota.sim.cost import ConstantCost
 from rota.sim.run import STARTS_AT, Simulation
 from rota.workload.scenario import Client, Scenario, read_scenario
+from tests.costs import constant_cost
 
 SCENARIOS = Path(__file__).parents[2] / "benchmarks/scenarios"
-STEP = ConstantCost(seconds=0.01, load_s=0.002, fetch_s=0.05)
+STEP = constant_cost(seconds=0.01, load_s=0.002, fetch_s=0.05)
 ONE = Client(requests=1, rate_per_s=1.0, prompt_tokens=(40, 40), output_tokens=(20, 20))
 
 

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from rota.core.events import SlotChanged, SlotState
-from rota.core.ids import FIRST_ENGINE, AdapterId, EngineId, Slot
-from rota.sim.tenures import SimulatedTenure, Tenures
+from rota.core.ids import AdapterId, EngineId, Slot
+from rota.sim.plot import Tenures
 
 
 def changed(at: float, adapter: int, state: SlotState, slot: int = 0, engine: int = 0) -> SlotChanged:
@@ -15,14 +15,7 @@ def test_a_tenure_lasts_from_arrival_to_departure_and_its_copy_comes_before():
         [changed(1.0, 7, SlotState.LOADING), changed(1.5, 7, SlotState.READY), changed(4.0, 7, SlotState.EMPTY)]
     )
 
-    assert tenures.closed == [
-        SimulatedTenure(
-            engine_id=FIRST_ENGINE, place=Slot(0), adapter_id=AdapterId(7), since=1.0, until=1.5, is_ready=False
-        ),
-        SimulatedTenure(
-            engine_id=FIRST_ENGINE, place=Slot(0), adapter_id=AdapterId(7), since=1.5, until=4.0, is_ready=True
-        ),
-    ]
+    assert tenures.closed == [(changed(1.0, 7, SlotState.LOADING), 1.5), (changed(1.5, 7, SlotState.READY), 4.0)]
 
 
 def test_whoever_sits_at_the_end_sat_until_the_end():
@@ -30,11 +23,7 @@ def test_whoever_sits_at_the_end_sat_until_the_end():
     tenures.observe([changed(1.0, 7, SlotState.READY), changed(3.0, 8, SlotState.READY, slot=1)])
     tenures.close()
 
-    assert tenures.closed == [
-        SimulatedTenure(
-            engine_id=FIRST_ENGINE, place=Slot(0), adapter_id=AdapterId(7), since=1.0, until=3.0, is_ready=True
-        )
-    ]
+    assert tenures.closed == [(changed(1.0, 7, SlotState.READY), 3.0)]
 
 
 def test_the_same_slot_of_two_engines_is_two_places():
@@ -43,4 +32,4 @@ def test_the_same_slot_of_two_engines_is_two_places():
     tenures.observe([changed(3.0, 8, SlotState.EMPTY, engine=1)])
     tenures.close()
 
-    assert [(one.engine_id, one.adapter_id, one.until) for one in tenures.closed] == [(1, 8, 3.0), (0, 7, 3.0)]
+    assert [(begun.engine_id, begun.adapter_id, until) for begun, until in tenures.closed] == [(1, 8, 3.0), (0, 7, 3.0)]

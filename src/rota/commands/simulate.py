@@ -28,7 +28,6 @@ from rota.policy.slot_policies import check_slot_policy
 from rota.runtime.replicas.face import Rule
 from rota.sim.cost import LinearCost, read_cost
 from rota.sim.run import Simulation, adapter_name, lora_config, scheduler_config
-from rota.sim.tenures import Tenures
 from rota.workload.scenario import Scenario, read_scenario
 
 # The LoRA flags of `rota serve` that a scheduler reads. The others are about weights, and a simulation has none.
@@ -133,15 +132,11 @@ def simulate(given: dict[str, Any]) -> None:
     asked = build(SimulateConfig, chosen)
     check_outputs((asked.json, asked.journal), asked.plot)
     costs = _calibrated(asked) if asked.calibrate else read_cost(asked.cost)
-    if chosen.get("scenario") is None:
-        if asked.calibrate:
-            return
-        raise ConfigError("Name a scenario file; benchmarks/scenarios holds some.")
-    scenario = read_scenario(chosen["scenario"])
-    if asked.adds_on_demand and scenario.transients:
-        raise ConfigError(
-            "adds_on_demand is not for scenarios with transients: these wait until all replicas have them."
-        )
+    if asked.calibrate and chosen.get("scenario") is None:
+        return
+    scenario = _scenario(chosen.get("scenario"), asked)
+    if asked.plot:
+        from rota.sim import plot as plots  # imported here, because it loads matplotlib
     slots = asked.asked_slots
     config = replace(scheduler_config(scenario), **_among(options_of(SchedulerConfig), chosen))
     lora = replace(lora_config(scenario, slots), **_among(SCHEDULED, chosen))
@@ -151,8 +146,10 @@ def simulate(given: dict[str, Any]) -> None:
         for variant in variants:
             runs = []
             for seed in range(asked.seed, asked.seed + asked.seeds):
-                tenures = Tenures()
-                observers: list[Observer] = [endings, tenures, *journals]
+                observers: list[Observer] = [endings, *journals]
+                is_drawn = asked.plot and seed == asked.seed
+                if is_drawn:
+                    observers.append(tenures := plots.Tenures())
                 simulation = Simulation(
                     scenario=scenario,
                     costs=costs,
@@ -170,15 +167,26 @@ def simulate(given: dict[str, Any]) -> None:
                 )
                 recorder = simulation.run()
                 runs.append(simulation.summary())
-                if asked.plot and seed == asked.seed:
+                if is_drawn:
                     tenures.close()
-                    pictures[variant.label] = (recorder, tenures, simulation.starts_at)
+                    pictures[variant.label] = plots.Picture(recorder, tenures, simulation.starts_at)
             summaries[variant.name] = mean_of(runs)
     print_table({one.label: summaries[one.name] for one in variants}, asked.per_adapter, asked.per_replica)
     if asked.json:
         _write(summaries, asked, Path(asked.json))
     if asked.plot:
-        _plot(pictures, scenario, Path(asked.plot))
+        plots.plot(pictures, f"{scenario.name}: {scenario.about}", Path(asked.plot))
+
+
+def _scenario(path: Path | None, asked: SimulateConfig) -> Scenario:
+    if path is None:
+        raise ConfigError("Name a scenario file; benchmarks/scenarios holds some.")
+    scenario = read_scenario(path)
+    if asked.adds_on_demand and scenario.transients:
+        raise ConfigError(
+            "adds_on_demand is not for scenarios with transients: these wait until all replicas have them."
+        )
+    return scenario
 
 
 def _write(summaries: dict[str, Any], asked: SimulateConfig, path: Path) -> None:
@@ -244,12 +252,6 @@ def _calibrated(asked: SimulateConfig) -> LinearCost:
     write_cost(fit, target, source)
     print(f"{target}: {fit}")
     return fit.cost
-
-
-def _plot(pictures: dict[str, Any], scenario: Scenario, path: Path) -> None:
-    from rota.sim.plot import Picture, plot  # imported here, because it loads matplotlib
-
-    plot({name: Picture(*parts) for name, parts in pictures.items()}, f"{scenario.name}: {scenario.about}", path)
 
 
 class _Endings:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 from rota.core.errors import ConfigError
 from rota.core.plan import StepPlan
@@ -105,54 +105,12 @@ def _is_number(value: Any) -> bool:
 Prefill = Literal["mixed", "alone"]
 
 
-class CostModel(Protocol):
-    """Durations in seconds."""
-
-    def step_s(self, plan: StepPlan) -> float: ...
-
-    def masks_s(self, rows: int) -> float:
-        """What a step takes longer if so many of its rows follow a grammar."""
-        ...
-
-    @property
-    def load_s(self) -> float:
-        """From host memory to a slot, for one adapter; copies run one after another."""
-        ...
-
-    @property
-    def fetch_s(self) -> float:
-        """From disk to host memory, for one adapter."""
-        ...
-
-    @property
-    def front_s(self) -> float:
-        """What a server's front end adds to every first token: HTTP, text, the way between processes."""
-        ...
-
-
 LONG_PROMPT = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConstantCost:
-    """Every step takes the same time."""
-
-    seconds: float
-    load_s: float = 0.0
-    fetch_s: float = 0.0
-    front_s: float = 0.0
-    mask_s: float = 0.0
-
-    def step_s(self, _plan: StepPlan) -> float:
-        return self.seconds
-
-    def masks_s(self, rows: int) -> float:
-        return self.mask_s if rows else 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LinearCost:
-    """A step costs a constant, and a little for each thing in it."""
+    """A step costs a constant, and a little for each thing in it. All costs are in seconds."""
 
     name: str
     base_s: float  # any step
@@ -162,10 +120,10 @@ class LinearCost:
     prompt_token_s: float  # each prompt token computed
     context_token_s: float  # each token attended to
     adapter_s: float  # each different adapter
-    load_s: float
-    fetch_s: float
+    load_s: float  # an adapter's way from host memory to a slot; copies run one after another
+    fetch_s: float  # an adapter's way from disk to host memory
     prefix_pair_s: float = 0.0  # each prompt token with each token before its chunk: a chunk behind a long prefix
-    front_s: float = 0.0  # a request's way in and its first token's way out
+    front_s: float = 0.0  # of each request, in the front end: HTTP, text, its way in and its first token's way out
     mask_s: float = 0.0  # a step with a row that follows a grammar; its mask is worked out while the step runs
     mask_row_s: float = 0.0  # each such row
     prefill: Prefill = "mixed"
@@ -186,6 +144,7 @@ class LinearCost:
         return step_s + self.prefix_pair_s * pairs if pairs else step_s
 
     def masks_s(self, rows: int) -> float:
+        """What a step takes longer if so many of its rows follow a grammar."""
         return self.mask_s + self.mask_row_s * rows if rows else 0.0
 
     @property

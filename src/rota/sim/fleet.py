@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from rota.core.events import Event, Finished, HostChanged, HostState, SlotChanged, SlotState
 from rota.core.ids import AdapterId
@@ -22,7 +22,7 @@ from rota.policy.prefill_delayer import RankReport, on_board
 from rota.runtime.loop import Emit, run
 from rota.runtime.replicas.face import TenantQuotas
 from rota.scheduler import Scheduler
-from rota.sim.cost import CostModel
+from rota.sim.cost import LinearCost
 from rota.sim.fronts import FleetRouter
 from rota.sim.world import Finish, Mail, PagesOf, VirtualWorld
 
@@ -34,13 +34,6 @@ from rota.sim.world import Finish, Mail, PagesOf, VirtualWorld
 # run happens every time.
 
 
-class Runner(Protocol):
-    """A loop that waits; `due_at` is when it can go on, as far as is known now."""
-
-    @property
-    def due_at(self) -> float: ...
-
-
 class BrokenRunError(Exception):
     """Another loop of the same run has failed."""
 
@@ -50,16 +43,16 @@ class Baton:
 
     def __init__(self, prepare: Callable[[float], bool]) -> None:
         self._prepare = prepare
-        self._running: dict[Runner, threading.Lock] = {}
-        self._runners: Sequence[Runner] = ()
-        self._places: dict[Runner, int] = {}
+        self._running: dict[ReplicaWorld, threading.Lock] = {}
+        self._runners: Sequence[ReplicaWorld] = ()
+        self._places: dict[ReplicaWorld, int] = {}
         # When each runner is due and its place, the first on top. An entry is what was known when it was made: one that
         # another has replaced, by `_known_due`, is thrown away at the top, and one that is due later by now sinks.
         self._heap: list[tuple[float, int]] = []
         self._known_due: list[float] = []
         self._is_broken = False
 
-    def run(self, runners: Sequence[Runner], loops: Sequence[Callable[[], None]]) -> None:
+    def run(self, runners: Sequence[ReplicaWorld], loops: Sequence[Callable[[], None]]) -> None:
         """Run one loop for each runner, until all have ended; raises what the first of them raised."""
         self._running = {runner: threading.Lock() for runner in runners}
         self._runners, self._places = runners, {runner: place for place, runner in enumerate(runners)}
@@ -79,7 +72,7 @@ class Baton:
             if not isinstance(error, BrokenRunError):
                 raise error
 
-    def wait(self, runner: Runner) -> None:
+    def wait(self, runner: ReplicaWorld) -> None:
         """Give way to all loops whose next moment comes before this one's."""
         self.note(runner)
         earliest, turn = self._next()
@@ -87,7 +80,7 @@ class Baton:
             turn.release()
             self._await_turn(runner)
 
-    def note(self, runner: Runner) -> None:
+    def note(self, runner: ReplicaWorld) -> None:
         """A runner may be due sooner than it was."""
         place = self._places.get(runner)
         if place is not None and (due_at := runner.due_at) != self._known_due[place]:
@@ -99,7 +92,7 @@ class Baton:
         for runner in self._running:
             self.note(runner)
 
-    def _play(self, runner: Runner, loop: Callable[[], None]) -> None:
+    def _play(self, runner: ReplicaWorld, loop: Callable[[], None]) -> None:
         is_done = False
         try:
             self._await_turn(runner)
@@ -112,18 +105,18 @@ class Baton:
             elif self._running:
                 self._next()[1].release()
 
-    def _await_turn(self, runner: Runner) -> None:
+    def _await_turn(self, runner: ReplicaWorld) -> None:
         self._running[runner].acquire()
         if self._is_broken:
             raise BrokenRunError
 
-    def _next(self) -> tuple[Runner, threading.Lock]:
+    def _next(self) -> tuple[ReplicaWorld, threading.Lock]:
         while True:
             due_at, runner = self._first()
             if not self._prepare(due_at):
                 return runner, self._running[runner]
 
-    def _first(self) -> tuple[float, Runner]:
+    def _first(self) -> tuple[float, ReplicaWorld]:
         heap = self._heap
         while True:
             known_due, place = heap[0]
@@ -170,14 +163,6 @@ class Round:
     is_complete: bool = False
 
 
-class Rank(Protocol):
-    """A rank's world, which can wait for the others."""
-
-    def now(self) -> float: ...
-
-    def wait_for(self, round: Round) -> None: ...
-
-
 class LockstepRanks:
     """All ranks make every pass together, idle ones too, as ranks do that share collectives."""
 
@@ -190,7 +175,7 @@ class LockstepRanks:
         """When a rank that has not come was called by the first that has; never, if none has."""
         return self._round.said_at if self._round.reports else math.inf
 
-    def share(self, rank: int, world: Rank, report: RankReport) -> list[RankReport]:
+    def share(self, rank: int, world: ReplicaWorld, report: RankReport) -> list[RankReport]:
         """Waits until all ranks have come."""
         round = self._round
         round.reports[rank] = report._replace(rank=rank)
@@ -213,7 +198,7 @@ class ReplicaWorld(VirtualWorld):
         self,
         number: int,
         baton: Baton,
-        costs: CostModel,
+        costs: LinearCost,
         fetch_s: float,
         exchange: LooseRanks | LockstepRanks | None,
         pages_of: PagesOf | None = None,
@@ -230,6 +215,7 @@ class ReplicaWorld(VirtualWorld):
 
     @property
     def due_at(self) -> float:
+        """When the loop that waits can go on, as far as is known now."""
         if self._awaited is not None:
             return max(self._now, self._awaited.said_at) if self._awaited.is_complete else math.inf
         if self._step is not None:
@@ -282,32 +268,6 @@ class ReplicaWorld(VirtualWorld):
         self._round = round
 
 
-# ── first asks ──────────────────────────────────────────────────────────────────────────────────────────────────────
-# First asks tell a replica of an adapter with the first request for it: for fleets where telling all would take long.
-#
-# Ten thousand adapters on 512 replicas are five million reads before the first request, and as many records. A replica
-# that is told late reads the adapter when it is asked for, as it does live if host memory has lost it since the start.
-
-
-class FirstAsks:
-    """Which replicas know which adapters."""
-
-    def __init__(self) -> None:
-        self._expected: dict[AdapterId, AddAdapter] = {}
-        self._told: set[tuple[int, AdapterId]] = set()
-
-    def expect(self, message: AddAdapter) -> None:
-        """An adapter may be asked for from now on."""
-        self._expected[message.adapter.adapter_id] = message
-
-    def note(self, replica: int, adapter_id: AdapterId, at: float) -> AddAdapter | None:
-        """A request goes to a replica, which must be sent this message before."""
-        if adapter_id not in self._expected or (replica, adapter_id) in self._told:
-            return None
-        self._told.add((replica, adapter_id))
-        return replace(self._expected[adapter_id], at=at)
-
-
 # ── replica results ─────────────────────────────────────────────────────────────────────────────────────────────────
 # Replica results are what one replica of several did: its requests as their clients saw them, its loads and reads.
 
@@ -348,7 +308,7 @@ class Fleet:
         mail: Mail,
         router: FleetRouter,
         replicas: int,
-        costs: CostModel,
+        costs: LinearCost,
         fetch_s: float,
         gathers: bool | None = None,
         adds_on_demand: bool = False,
@@ -356,10 +316,15 @@ class Fleet:
     ) -> None:
         """`gathers` is about the replicas' prefill delayers: whether they wait for each other; None: there are none.
 
-        `adds_on_demand`: a replica hears of an adapter with the first request for it that goes there.
+        `adds_on_demand`: a replica hears of an adapter with the first request for it that goes there. Ten thousand
+        adapters on 512 replicas are five million reads before the first request, and as many records. A replica that is
+        told late reads the adapter when it is asked for, as it does live if host memory has lost it since the start.
         """
         self._mail = mail
-        self._first_asks = FirstAsks() if adds_on_demand else None
+        self._adds_on_demand = adds_on_demand
+        # Adapters that may be asked for, and the replicas that know them by now.
+        self._expected: dict[AdapterId, AddAdapter] = {}
+        self._known: set[tuple[int, AdapterId]] = set()
         self._router = router
         self._quotas = TenantQuotas()
         self._front_s = costs.front_s
@@ -385,8 +350,8 @@ class Fleet:
         if at > by or at == math.inf:
             return False
         for message in self._mail.take(at):
-            if self._first_asks is not None and isinstance(message, AddAdapter):
-                self._first_asks.expect(message)
+            if self._adds_on_demand and isinstance(message, AddAdapter):
+                self._expected[message.adapter.adapter_id] = message
                 continue
             for number in self._receivers(message, at):
                 self.worlds[number].post(at, message)
@@ -397,13 +362,18 @@ class Fleet:
             number = self._router.route(message, at).replica
             self._quotas.send(message, number)
             self.results[number].recorder.asked(message.request_id, message.adapter_id, at - self._front_s)
-            if self._first_asks is not None and (added := self._first_asks.note(number, message.adapter_id, at)):
-                self.worlds[number].post(at, added)
+            self._introduce(number, message.adapter_id, at)
             return (number,)
         if isinstance(message, Abort):
             found = self._router.replica_of(message.request_id)
             return () if found is None else (found,)
         return range(len(self.worlds))
+
+    def _introduce(self, number: int, adapter_id: AdapterId, at: float) -> None:
+        """A request goes to a replica, which must hear of the adapter before."""
+        if adapter_id in self._expected and (number, adapter_id) not in self._known:
+            self._known.add((number, adapter_id))
+            self.worlds[number].post(at, replace(self._expected[adapter_id], at=at))
 
     def _emit(self, number: int, emit: Emit, events: list[Event]) -> None:
         self._router.note_events(number, events)

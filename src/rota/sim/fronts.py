@@ -118,7 +118,6 @@ class Fronts:
         self._balancer = balancer
         self._dice = random.Random(f"fronts {seed}")
         self._picker = Picker(len(routers), self._each * slots, self._dice) if balancer == "picker" else None
-        self._front_of: dict[RequestId, int] = {}  # of open requests
 
     @property
     def routed(self) -> Counter[tuple[int, RouteReason]]:
@@ -132,14 +131,14 @@ class Fronts:
         front = self._front(request.adapter_id, now)
         if self._picker:
             self._picker.asked(front, request)
-        self._front_of[request.request_id] = front
         choice = self._routers[front].route(request, now)
         return RoutingChoice(front * self._each + choice.replica, choice.reason)
 
     def replica_of(self, request_id: RequestId) -> int | None:
-        front = self._front_of.get(request_id)
-        found = None if front is None else self._routers[front].replica_of(request_id)
-        return None if front is None or found is None else front * self._each + found
+        for front, router in enumerate(self._routers):
+            if (found := router.replica_of(request_id)) is not None:
+                return front * self._each + found
+        return None
 
     def note_events(self, replica: int, events: Sequence[Event]) -> None:
         front, own = divmod(replica, self._each)

@@ -20,7 +20,7 @@ from rota.policy.prefill_delayer import Exchange
 from rota.runtime.loop import run
 from rota.runtime.replicas.face import Router, Rule
 from rota.scheduler import Scheduler
-from rota.sim.cost import CostModel, LinearCost
+from rota.sim.cost import LinearCost
 from rota.sim.fleet import Fleet, ReplicaResults
 from rota.sim.fronts import Balancer, FleetRouter, Fronts
 from rota.sim.traffic import SimulatedTraffic, adapter_name
@@ -59,7 +59,7 @@ class Simulation:
     """
 
     scenario: Scenario
-    costs: CostModel
+    costs: LinearCost
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     seed: int = 0
     slots: int | None = None
@@ -147,7 +147,5 @@ class Simulation:
         self._traffic.observe(events)
 
 
-def _deep_prefix(costs: CostModel) -> int | None:
-    if isinstance(costs, LinearCost) and costs.prefix_pair_s:
-        return round(costs.long_prompt_token_s / costs.prefix_pair_s)
-    return None
+def _deep_prefix(costs: LinearCost) -> int | None:
+    return round(costs.long_prompt_token_s / costs.prefix_pair_s) if costs.prefix_pair_s else None

@@ -10,7 +10,7 @@ from itertools import count
 from rota.core.ids import AdapterId, Row
 from rota.core.messages import AdapterFetched, AdapterReady, Message
 from rota.core.plan import StepPlan, StepResult
-from rota.sim.cost import CostModel
+from rota.sim.cost import LinearCost
 
 # ── mail ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 # Mail is a heap of messages that will come; messages of the same time keep their order.
@@ -67,7 +67,7 @@ class VirtualWorld(Mail):
     def __init__(
         self,
         messages: Iterable[tuple[float, Message]],
-        costs: CostModel,
+        costs: LinearCost,
         token: int = 0,
         fetch_s: float | None = None,
         pages_of: PagesOf | None = None,
