@@ -37,9 +37,9 @@ from torch.nn import functional
 
 from rota.engine.model.gemm_choice import graph_milliseconds
 from rota.engine.quantised.codes import Codes, Scaled
-from rota.engine.quantised.eight_bit import in_eight_bit_floats
 from rota.engine.quantised.packed_product import TRIED_ROWS, PackedProduct, WrittenOutProduct
 from rota.engine.quantised.packing import Packed, pack_eight_bits, pack_four_bits, step_of
+from rota.engine.quantised.products import in_eight_bit_floats
 from rota.engine.quantised.scaled_product import ScaledProduct, round_rows
 
 SCRIPT = "benchmarks/quantised_products.py"

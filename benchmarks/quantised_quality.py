@@ -37,8 +37,8 @@ from rota.engine.choices import choose
 from rota.engine.engine import Engine
 from rota.engine.folders.builtin import CALLER, builtin_adapters, builtin_model_folder
 from rota.engine.model.linear import Projection, projection
-from rota.engine.quantised.eight_bit import in_eight_bit_floats, rounded_rows
 from rota.engine.quantised.maker import Parts
+from rota.engine.quantised.products import in_eight_bit_floats, rounded_rows
 from rota.engine.weights.makers import EightBitFloats
 from rota.text.tokenizer import Tokenizer
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rota.core.events import Event, Produced, PromptsScored
 from rota.core.ids import RequestId
-from rota.engine.quantised.eight_bit import in_eight_bit_floats, rounded_rows
+from rota.engine.quantised.products import in_eight_bit_floats, rounded_rows
 
 # Of the spread of a position's logits: bfloat16 keeps 8 bits, and layers add up.
 CLEAR_MARGIN = 0.12

@@ -7,7 +7,7 @@ from typing import Any
 
 import triton.language as tl
 
-from rota.engine.quantised.few_rows_kernels import few_rows_kernel
+from rota.engine.quantised.few_rows import few_rows_kernel
 from tests.engine.kernels_compiled import compile_kernel, resources
 
 # Bits, outputs and rows of a program, warps, architecture.

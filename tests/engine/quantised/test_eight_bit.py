@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rota.engine.quantised.codes import Scaled
-from rota.engine.quantised.eight_bit import LARGEST, eight_bit_linear, fits, in_eight_bit_floats, rounded_rows
+from rota.engine.quantised.products import LARGEST, eight_bit_linear, fits_eight_bits, in_eight_bit_floats, rounded_rows
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -76,6 +76,6 @@ def test_the_matrix_of_a_folder_is_taken_as_it_is():
 
 
 def test_sizes_that_tensor_cores_take_fit():
-    assert fits(6144, 4096)
-    assert not fits(6144, 4097)
-    assert not fits(72, 4096)
+    assert fits_eight_bits(6144, 4096)
+    assert not fits_eight_bits(6144, 4097)
+    assert not fits_eight_bits(72, 4096)

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rota.engine.quantised.codes import Scaled
-from rota.engine.quantised.eight_bit import in_eight_bit_floats
 from rota.engine.quantised.packing import Packed, pack_eight_bits, pack_four_bits, step_of
+from rota.engine.quantised.products import in_eight_bit_floats
 from tests.engine.quantised.few_bits import on_device, random_codes, relative_error
 from tests.engine.triton_interpreter import DEVICE, load
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rota.engine.quantised.gpu_four_bit import four_bit_linear
+from rota.engine.quantised.products import four_bit_linear
 from tests.engine.quantised.few_bits import random_codes, relative_error
 
 BOUNDS = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 6e-3}

@@ -10,9 +10,14 @@ import torch
 from torch import Tensor
 
 from rota.engine.model.linear import tune_gemms
-from rota.engine.quantised.eight_bit import eight_bit_linear, in_eight_bit_floats, product_reference, rounded_rows
-from rota.engine.quantised.gpu_four_bit import four_bit_linear
 from rota.engine.quantised.packed_product import TRIED_ROWS
+from rota.engine.quantised.products import (
+    eight_bit_linear,
+    four_bit_linear,
+    in_eight_bit_floats,
+    product_reference,
+    rounded_rows,
+)
 from rota.engine.row_product import RowTuning
 from tests.engine.quantised.few_bits import on_device, random_codes, relative_error
 

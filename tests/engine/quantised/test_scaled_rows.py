@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rota.engine.quantised.eight_bit import in_eight_bit_floats, product_reference, rounded_rows
 from rota.engine.quantised.packing import pack_eight_bits
+from rota.engine.quantised.products import in_eight_bit_floats, product_reference, rounded_rows
 from tests.engine.quantised.few_bits import relative_error
 from tests.engine.triton_interpreter import DEVICE, load
 

@@ -7,7 +7,7 @@ import torch
 
 from tests.engine.triton_interpreter import load
 
-unpacking = load("rota.engine.quantised.few_rows_kernels")
+unpacking = load("rota.engine.quantised.few_rows")
 DTYPES = {"BFLOAT16": torch.bfloat16, "FLOAT16": torch.float16}
 
 

@@ -42,6 +42,7 @@ OPEN_BESIDE_PROMPTS = frozenset({"gate_up"})
 
 # Weights of the norm over each query head and of the norm over each key head, and their epsilon.
 HeadNorms = tuple[Tensor, Tensor, float]
+QUERY_NORM, KEY_NORM = "self_attn.q_norm", "self_attn.k_norm"
 
 
 # (projection, x, layer, site, batch): a product at a site of a layer, plus what each token's adapter adds.
@@ -92,11 +93,9 @@ class Decoder(ABC):
 
     def tune(self, rows: Sequence[int]) -> None:
         """Find the fastest products for these numbers of rows; before graphs are captured."""
-        layers = self.weights.layers
-        tune_gemms([layer.qkv for layer in layers], rows)
-        tune_gemms([layer.output for layer in layers], rows)
-        tune_gemms([layer.gate_up for layer in layers], rows)
-        tune_gemms([layer.down for layer in layers], rows)
+        sites = [(layer.qkv, layer.output, layer.gate_up, layer.down) for layer in self.weights.layers]
+        for alike in zip(*sites, strict=True):
+            tune_gemms(alike, rows)
 
     @abstractmethod
     def forward(self, step: DeviceStep, cache: list[LayerCache]) -> Tensor:
@@ -169,6 +168,13 @@ class Decoder(ABC):
         decoded = attention.decode(query[:decodes], cache, step, window)
         prefilled = attention.prefill(query[decodes:], cache, step, window)
         return torch.cat((decoded, prefilled)).flatten(1)
+
+    def norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return self.operations.rms_norm(x, weight, self.spec.norm_epsilon)
+
+    def head_norms(self, norms: Mapping[str, Tensor]) -> HeadNorms | None:
+        """Of a layer's norms those of each head; None if the family has none."""
+        return (norms[QUERY_NORM], norms[KEY_NORM], self.spec.norm_epsilon) if QUERY_NORM in norms else None
 
     def feed_forward(self, layer: LayerWeights, x: Tensor, step: DeviceStep, index: int) -> Output:
         """The gated MLP with silu."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rota.core.errors import ModelError
-from rota.engine.families.decoder import Decoder, Family, HeadNorms, Kernels
+from rota.engine.families.decoder import KEY_NORM, QUERY_NORM, Decoder, Family, Kernels
 from rota.engine.layer_cache import LayerCache
 from rota.engine.model.config_file import ConfigFile
 from rota.engine.model.rotary import RotarySpec, read_rotary
@@ -20,7 +20,6 @@ from rota.engine.weights.load import LayerWeights, Weights
 ARCHITECTURE = "Gemma3ForCausalLM"
 ATTENTION_NORM, ATTENDED_NORM = "input_layernorm", "post_attention_layernorm"
 MLP_NORM, MLP_OUTPUT_NORM = "pre_feedforward_layernorm", "post_feedforward_layernorm"
-QUERY_NORM, KEY_NORM = "self_attn.q_norm", "self_attn.k_norm"
 # Every sixth layer sees all tokens, where config.json does not say which.
 PATTERN = 6
 GLOBAL_THETA, LOCAL_THETA = 1_000_000.0, 10_000.0
@@ -98,13 +97,13 @@ class Gemma3Model(Decoder):
         """Hidden states [tokens, hidden] after the last norm; writes the tokens' keys and values into `cache`."""
         x = self.embed(step)
         for index, (layer, norms, kept) in enumerate(zip(self.weights.layers, self._norms, cache, strict=True)):
-            qkv = self.project(layer.qkv, self._norm(x, norms[ATTENTION_NORM]), step, index, "qkv")
-            attended = self.attend(qkv, step, kept, index, self._head_norms(norms))
+            qkv = self.project(layer.qkv, self.norm(x, norms[ATTENTION_NORM]), step, index, "qkv")
+            attended = self.attend(qkv, step, kept, index, self.head_norms(norms))
             attended = self.project(layer.output, attended, step, index, "o")
-            x = x + self._norm(attended, norms[ATTENDED_NORM])
-            given = self.feed_forward(layer, self._norm(x, norms[MLP_NORM]), step, index)
-            x = x + self._norm(given, norms[MLP_OUTPUT_NORM])
-        return self._norm(x, self._last_norm)
+            x = x + self.norm(attended, norms[ATTENDED_NORM])
+            given = self.feed_forward(layer, self.norm(x, norms[MLP_NORM]), step, index)
+            x = x + self.norm(given, norms[MLP_OUTPUT_NORM])
+        return self.norm(x, self._last_norm)
 
     def feed_forward(self, layer: LayerWeights, x: Tensor, step: DeviceStep, index: int) -> Tensor:
         """The gated MLP with gelu."""
@@ -115,12 +114,6 @@ class Gemma3Model(Decoder):
     def logits(self, hidden: Tensor, out: Tensor | None = None, lora: LoraBatch | None = None) -> Tensor:
         logits, cap = super().logits(hidden, out, lora), self.spec.logits_cap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
-
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return self.operations.rms_norm(x, weight, self.spec.norm_epsilon)
-
-    def _head_norms(self, norms: dict[str, Tensor]) -> HeadNorms:
-        return norms[QUERY_NORM], norms[KEY_NORM], self.spec.norm_epsilon
 
 
 FAMILY = Family(ARCHITECTURE, read, Gemma3Model)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rota.engine.families.decoder import Decoder, Family
+from rota.engine.families.decoder import KEY_NORM, QUERY_NORM, Decoder, Family
 from rota.engine.layer_cache import LayerCache
 from rota.engine.lora.deferred import closed
 from rota.engine.model.config_file import ConfigFile
@@ -15,7 +15,6 @@ from rota.engine.weights.load import LayerWeights
 
 ARCHITECTURE = "Olmo2ForCausalLM"
 ATTENTION_NORM, MLP_NORM = "post_attention_layernorm", "post_feedforward_layernorm"
-QUERY_NORM, KEY_NORM = "self_attn.q_norm", "self_attn.k_norm"
 
 
 def read(config: ConfigFile) -> ModelSpec:
@@ -44,9 +43,9 @@ class Olmo2Model(Decoder):
         for index, (layer, layer_cache) in enumerate(zip(self.weights.layers, cache, strict=True)):
             qkv = self._norm_queries_and_keys(layer, self.project(layer.qkv, x, step, index, "qkv"))
             attended = self.project(layer.output, self.attend(qkv, step, layer_cache, index), step, index, "o")
-            x = x + self._norm(attended, layer.norms[ATTENTION_NORM])
-            x = x + self._norm(closed(self.feed_forward(layer, x, step, index)), layer.norms[MLP_NORM])
-        return self._norm(x, self.weights.norm)
+            x = x + self.norm(attended, layer.norms[ATTENTION_NORM])
+            x = x + self.norm(closed(self.feed_forward(layer, x, step, index)), layer.norms[MLP_NORM])
+        return self.norm(x, self.weights.norm)
 
     def _norm_queries_and_keys(self, layer: LayerWeights, qkv: Tensor) -> Tensor:
         queries, keys = len(layer.norms[QUERY_NORM]), len(layer.norms[KEY_NORM])
@@ -55,7 +54,7 @@ class Olmo2Model(Decoder):
             normed = self._norm_over_ranks(query, key, layer.norms[QUERY_NORM], layer.norms[KEY_NORM])
             return torch.cat((*normed, value), dim=1)
         return torch.cat(
-            (self._norm(query, layer.norms[QUERY_NORM]), self._norm(key, layer.norms[KEY_NORM]), value), dim=1
+            (self.norm(query, layer.norms[QUERY_NORM]), self.norm(key, layer.norms[KEY_NORM]), value), dim=1
         )
 
     def _norm_over_ranks(
@@ -72,9 +71,6 @@ class Olmo2Model(Decoder):
 
     def _scaled(self, x: Tensor, squares: Tensor, weight: Tensor, width: int) -> Tensor:
         return x * (squares / width + self.spec.norm_epsilon).rsqrt() * weight
-
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return self.operations.rms_norm(x, weight, self.spec.norm_epsilon)
 
 
 FAMILY = Family(ARCHITECTURE, read, Olmo2Model)

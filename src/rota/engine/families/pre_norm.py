@@ -5,15 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rota.engine.families.decoder import Decoder, HeadNorms, Kernels
+from rota.engine.families.decoder import Decoder, Kernels
 from rota.engine.layer_cache import LayerCache
 from rota.engine.lora.deferred import Output
 from rota.engine.model.spec import ModelSpec
 from rota.engine.step.device_step import DeviceStep
-from rota.engine.weights.load import LayerWeights, Weights
+from rota.engine.weights.load import Weights
 
 ATTENTION_NORM, MLP_NORM = "input_layernorm", "post_attention_layernorm"
-QUERY_NORM, KEY_NORM = "self_attn.q_norm", "self_attn.k_norm"
 
 
 def pre_norms(hidden_size: int) -> tuple[tuple[str, int], ...]:
@@ -34,10 +33,10 @@ class PreNormModel(Decoder):
         """Hidden states [tokens, hidden] after the last norm; writes the tokens' keys and values into `cache`."""
         layers = self.weights.layers
         residual = self.embed(step)
-        x = self.operations.rms_norm(residual, layers[0].norms[ATTENTION_NORM], self.spec.norm_epsilon)
+        x = self.norm(residual, layers[0].norms[ATTENTION_NORM])
         for index, (layer, layer_cache, next_norm) in enumerate(zip(layers, cache, self._next_norms, strict=True)):
             qkv = self.project_open(layer.qkv, x, step, index, "qkv")
-            attended = self.attend(qkv, step, layer_cache, index, self._head_norms(layer))
+            attended = self.attend(qkv, step, layer_cache, index, self.head_norms(layer.norms))
             added = self.project_open(layer.output, attended, step, index, "o")
             x, residual = self.add_norm(added, residual, layer.norms[MLP_NORM])
             added = self.feed_forward(layer, x, step, index)
@@ -47,8 +46,3 @@ class PreNormModel(Decoder):
     def add_norm(self, x: Output, residual: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
         """(norm(x + residual), x + residual); may reuse both inputs' storage."""
         return self.operations.add_rms_norm(x, residual, norm, self.spec.norm_epsilon)
-
-    def _head_norms(self, layer: LayerWeights) -> HeadNorms | None:
-        if QUERY_NORM not in layer.norms:
-            return None
-        return layer.norms[QUERY_NORM], layer.norms[KEY_NORM], self.spec.norm_epsilon

@@ -19,6 +19,8 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 # For each layer: the tokens that a query sees, its own included; None: all of them.
 Windows = tuple[int | None, ...]
+# Layers of Qwen from here on have a window, where config.json does not say from which.
+MAX_WINDOW_LAYERS = 28
 
 
 def read_windows(config: ConfigFile, layers: int, is_sliding: Callable[[int], bool]) -> Windows:
@@ -33,6 +35,14 @@ def read_windows(config: ConfigFile, layers: int, is_sliding: Callable[[int], bo
         return (None,) * layers
     window = config.whole("sliding_window")
     return tuple(window if kind == SLIDING else None for kind in kinds)
+
+
+def read_late_windows(config: ConfigFile, layers: int) -> Windows:
+    """Of Qwen's folders: later layers have windows, if the folder uses them."""
+    if not config.flag("use_sliding_window"):
+        return ()
+    first = config.get("max_window_layers", MAX_WINDOW_LAYERS)
+    return read_windows(config, layers, lambda layer: layer >= first)
 
 
 def widest(windows: Windows) -> int | None:

@@ -8,13 +8,11 @@ import torch
 from torch import Tensor
 
 from rota.engine.model.linear import Projection, projection, tune_gemms
-from rota.engine.quantised import eight_bit
 from rota.engine.quantised.codes import Codes, Scaled
-from rota.engine.quantised.eight_bit import eight_bit_linear, in_eight_bit_floats
-from rota.engine.quantised.gpu_four_bit import four_bit_linear
 from rota.engine.quantised.groups import as_groups, in_codes, stacked
 from rota.engine.quantised.maker import MatrixMaker, Parts, StoredMatrix
 from rota.engine.quantised.matrices import FourBit
+from rota.engine.quantised.products import eight_bit_linear, fits_eight_bits, four_bit_linear, in_eight_bit_floats
 from rota.engine.weights.layouts.layout import WEIGHT
 
 # ── side by side ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -60,7 +58,7 @@ class EightBitFloats(MatrixMaker):
         self._holds = holds
 
     def fits(self, names: Sequence[str], outputs: int, inputs: int) -> bool:
-        return eight_bit.fits(outputs, inputs) and _hold(self._holds, names)
+        return fits_eight_bits(outputs, inputs) and _hold(self._holds, names)
 
     def size_bytes(self, outputs: int, inputs: int, _dtype_bytes: int) -> int:
         return outputs * (inputs + SCALE_BYTES)

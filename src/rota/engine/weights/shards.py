@@ -134,7 +134,8 @@ class Shards:
 
     def copy(self, name: str, target: Tensor, cut: Cut | None = None) -> None:
         """Copy a checked tensor, or a stretch of it, into the target, to its device and precision."""
-        target.copy_(read_cut(self._files[self._places[name]], name, cut))
+        stretches = () if cut is None else (slice(None),) * cut.axis + (slice(cut.first, cut.end),)
+        target.copy_(self.read(name, *stretches))
 
     def place(self, name: str, cut: Cut | None = None) -> FileRange | None:
         """Where a checked tensor or some of its rows lie; None if their bytes do not lie one after the other."""
@@ -150,7 +151,7 @@ class Shards:
         return tuple(self._files[self._places[name]].get_slice(name).get_shape())
 
     def read(self, name: str, *stretches: slice) -> Tensor:
-        """A checked tensor, or stretches of its first axes, as it is stored."""
+        """A checked tensor, or stretches of its first axes, as it is stored; no more is read."""
         file = self._files[self._places[name]]
         found: Tensor = file.get_slice(name)[stretches] if stretches else file.get_tensor(name)
         return found
@@ -184,15 +185,6 @@ class Shards:
             raise ModelError(f"{path} is truncated or corrupt ({error}); download it again.") from error
         self._files[file] = opened
         return opened
-
-
-def read_cut(file: Any, name: str, cut: Cut | None) -> Tensor:
-    """A tensor of an open safetensors file, or a stretch of it; no more is read."""
-    if cut is None:
-        whole: Tensor = file.get_tensor(name)
-        return whole
-    part: Tensor = file.get_slice(name)[(slice(None),) * cut.axis + (slice(cut.first, cut.end),)]
-    return part
 
 
 def _is_redundant(name: str) -> bool:
