@@ -26,7 +26,7 @@ from rota.engine.kv_cache import CacheShape, KVCache, count_blocks
 from rota.engine.lora.adapters import Adapters, Project
 from rota.engine.lora.bank import Bank
 from rota.engine.lora.base import BaseEmbedHead, BaseMatrices
-from rota.engine.lora.embed_head import EmbedHead, EmbedHeadBank, TorchEmbedHead, matrix_bytes
+from rota.engine.lora.embed_head import EmbedHead, EmbedHeadBank, matrix_bytes
 from rota.engine.lora.files.brought import Brought
 from rota.engine.lora.files.checks import HeaderCheck, SlotKind
 from rota.engine.lora.files.outline import Inquire, answer
@@ -253,7 +253,7 @@ def _projector(chosen: Choices, bank: Bank, embed_head: EmbedHeadBank) -> tuple[
     project: Project = StackedProjector(bank) if on_cpu else project_with_lora
     # A head has batches of its own, and so stacks of its own.
     add = StackedProjector(bank).add if on_cpu else add_with_gain_bias
-    return project, TorchEmbedHead(embed_head, add)
+    return project, EmbedHead(embed_head, add)
 
 
 def _embed_head_bank(chosen: Choices, weights: Weights) -> EmbedHeadBank:

@@ -11,7 +11,7 @@ from rota.core.adapter import Extra
 from rota.core.errors import AdapterError
 from rota.engine.lora.bank import Bank
 from rota.engine.lora.base import BaseEmbedHead
-from rota.engine.lora.embed_head import EmbedHead, EmbedHeadBank, TorchEmbedHead
+from rota.engine.lora.embed_head import EmbedHead, EmbedHeadBank
 from rota.engine.lora.host import EmbedHeadFactors
 from rota.engine.lora.reference import add_with_gain_bias
 from rota.engine.model.linear import Linear
@@ -33,7 +33,7 @@ def below(extras: Extra) -> BaseEmbedHead:
 
 
 def by_torch(bank: EmbedHeadBank) -> EmbedHead:
-    return TorchEmbedHead(bank, add_with_gain_bias)
+    return EmbedHead(bank, add_with_gain_bias)
 
 
 @pytest.fixture(params=["torch", "triton"])

@@ -52,7 +52,8 @@ class Adapters:
     ) -> None:
         self.bank = bank
         self.embed_head = embed_head
-        self._check = check
+        # Why an adapter cannot be served, from its config and headers; empty if it can. From any thread; blocks.
+        self.check = check
         self._project = project
         self._factors = self._all_factors()
         self._post: Callable[[Message], None] | None = None
@@ -71,10 +72,6 @@ class Adapters:
     def listen(self, post: Callable[[Message], None]) -> None:
         """Send messages about adapters to `post`; it replaces the one given before."""
         self._post = post
-
-    def check(self, adapter: Adapter) -> str:
-        """Why an adapter cannot be served, from its config and headers; empty if it can. From any thread; blocks."""
-        return self._check(adapter)
 
     def close(self) -> None:
         """End the loader's threads; no plan may be accepted afterwards."""

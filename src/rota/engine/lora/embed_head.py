@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -194,26 +193,16 @@ def _copy_gain_bias(gain_bias: GainBias, slot: int, own: Tensor | None) -> None:
     gain_bias.has_gain_bias[slot] = own is not None
 
 
-class EmbedHead(Protocol):
-    """Adds what adapters have at the ends; both do nothing where the bank has no such end."""
-
-    def embed(self, x: Tensor, token_ids: Tensor, batch: LoraBatch) -> None:
-        """x [tokens, hidden] += A[token] B, by each token's adapter."""
-        ...
-
-    def head(self, logits: Tensor, hidden: Tensor, batch: LoraBatch) -> None:
-        """logits [rows, tokens] += (hidden Aᵀ) B, by each row's adapter."""
-        ...
-
-
-class TorchEmbedHead:
-    """In plain torch; `add` is for the head."""
+class EmbedHead:
+    """Adds what adapters have at the ends, in plain torch; nothing where the bank has no such end."""
 
     def __init__(self, bank: EmbedHeadBank, add: AddLora) -> None:
+        """`add` is for the head."""
         self._bank = bank
         self._add = add
 
     def embed(self, x: Tensor, token_ids: Tensor, batch: LoraBatch) -> None:
+        """x [tokens, hidden] += A[token] B, by each token's adapter."""
         bank, factors = self._bank, self._bank.embedding
         ranks = [] if factors is None else factors.ranks.tolist()
         for slot, first, end in batch.groups:
@@ -226,14 +215,17 @@ class TorchEmbedHead:
             apply_gain_bias(x, factors.gain_bias, batch)
 
     def head(self, logits: Tensor, hidden: Tensor, batch: LoraBatch) -> None:
+        """logits [rows, tokens] += (hidden Aᵀ) B, by each row's adapter. A head of its own overwrites them first."""
+        if not len(hidden):
+            return
         if self._bank.own is not None:
-            _use_own_heads(self._bank.own, logits, hidden, batch)
-        if self._bank.head is not None and len(hidden):
+            self._use_own_heads(logits, hidden, self._bank.own, batch)
+        if self._bank.head is not None:
             self._add(logits, hidden, self._bank.head, batch)
 
-
-def _use_own_heads(own: OwnMatrices, logits: Tensor, hidden: Tensor, batch: LoraBatch) -> None:
-    for slot, first, end in batch.groups:
-        if (matrix := own.head(slot)) is not None:
-            rows = batch.order[first:end]
-            logits[rows] = functional.linear(hidden[rows], matrix[: logits.shape[1]])
+    def _use_own_heads(self, logits: Tensor, hidden: Tensor, own: OwnMatrices, batch: LoraBatch) -> None:
+        """logits [rows, tokens] = hidden Hᵀ, for rows whose adapter has a head of its own."""
+        for slot, first, end in batch.groups:
+            if (matrix := own.head(slot)) is not None:
+                rows = batch.order[first:end]
+                logits[rows] = functional.linear(hidden[rows], matrix[: logits.shape[1]])

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rota.engine.lora.embed_head import EmbedHeadBank, OwnMatrices
+from rota.engine.lora.embed_head import EmbedHead, EmbedHeadBank, OwnMatrices
 from rota.engine.lora.triton_ops import add_lora, expand, operand, tuning_for
 from rota.engine.step.device_step import LoraBatch
 
@@ -74,14 +74,11 @@ def own_head_kernel(
 COLUMNS, STEP, WARPS, STAGES = 128, 64, 4, 4
 
 
-class TritonEmbedHead:
-    """The head is a site. Of the embedding only B is multiplied, behind a look-up in the place of shrink.
-
-    A matrix of an adapter's own comes first: it overwrites what the model's has given.
-    """
+class TritonEmbedHead(EmbedHead):
+    """The head is a site. Of the embedding only B is multiplied, behind a look-up in the place of shrink."""
 
     def __init__(self, bank: EmbedHeadBank) -> None:
-        self._bank = bank
+        super().__init__(bank, add_lora)
 
     def embed(self, x: Tensor, token_ids: Tensor, batch: LoraBatch) -> None:
         if self._bank.own is not None:
@@ -96,13 +93,16 @@ class TritonEmbedHead:
         shrunk = factors.a.view(-1, rank).index_select(0, rows).float()
         expand(x, shrunk[None], factors, batch, tuning_for(batch))
 
-    def head(self, logits: Tensor, hidden: Tensor, batch: LoraBatch) -> None:
-        if not len(hidden):
-            return
-        if self._bank.own is not None:
-            use_own_heads(logits, hidden, self._bank.own, batch)
-        if self._bank.head is not None:
-            add_lora(logits, hidden, self._bank.head, batch)
+    def _use_own_heads(self, logits: Tensor, hidden: Tensor, own: OwnMatrices, batch: LoraBatch) -> None:
+        assert logits.stride(1) == hidden.stride(1) == 1
+        assert hidden.dtype == own.numbers.dtype
+        outputs, inputs = logits.shape[1], hidden.shape[1]
+        own_head_kernel[(triton.cdiv(outputs, COLUMNS), len(batch.tile_slots))](
+            logits, hidden, own.numbers, own.heads, batch.order, batch.tile_slots, batch.tile_starts,
+            batch.tile_counts, logits.stride(0), hidden.stride(0), MATRIX=own.numbers.stride(0), INPUTS=inputs,
+            OUTPUTS=outputs, TILE=batch.tile_size, COLUMNS=COLUMNS, STEP=STEP, OPERAND=operand(own.numbers),
+            num_warps=WARPS, num_stages=STAGES,
+        )  # fmt: skip
 
 
 def look_up_own(x: Tensor, token_ids: Tensor, own: OwnMatrices, batch: LoraBatch) -> None:
@@ -111,16 +111,3 @@ def look_up_own(x: Tensor, token_ids: Tensor, own: OwnMatrices, batch: LoraBatch
     _, vocabulary, hidden = own.numbers.shape
     rows = own.numbers.view(-1, hidden).index_select(0, place.clamp(min=0).long() * vocabulary + token_ids)
     x.copy_(torch.where((place >= 0)[:, None], rows, x))
-
-
-def use_own_heads(logits: Tensor, hidden: Tensor, own: OwnMatrices, batch: LoraBatch) -> None:
-    """logits [rows, tokens] = hidden Hᵀ, for rows whose adapter has a head of its own."""
-    assert logits.stride(1) == hidden.stride(1) == 1
-    assert hidden.dtype == own.numbers.dtype
-    outputs, inputs = logits.shape[1], hidden.shape[1]
-    own_head_kernel[(triton.cdiv(outputs, COLUMNS), len(batch.tile_slots))](
-        logits, hidden, own.numbers, own.heads, batch.order, batch.tile_slots, batch.tile_starts, batch.tile_counts,
-        logits.stride(0), hidden.stride(0), MATRIX=own.numbers.stride(0), INPUTS=inputs, OUTPUTS=outputs,
-        TILE=batch.tile_size, COLUMNS=COLUMNS, STEP=STEP, OPERAND=operand(own.numbers), num_warps=WARPS,
-        num_stages=STAGES,
-    )  # fmt: skip
