@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from rota.policy.eviction import eviction
+from rota.policy.eviction import Eviction
 
 
 def leaver(policy, used, candidates):
-    order = eviction(policy)
+    order = Eviction(policy)
     for adapter_id in used:
         order.use(adapter_id)
     return order.choose(candidates)
@@ -30,7 +30,7 @@ def test_the_order_of_candidates_does_not_matter(policy):
 
 @pytest.mark.parametrize("policy", ["lru", "fifo"])
 def test_one_that_is_gone_is_forgotten(policy):
-    order = eviction(policy)
+    order = Eviction(policy)
     for adapter_id in (1, 2, 3):
         order.use(adapter_id)
     order.forget(1)

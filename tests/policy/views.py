@@ -94,7 +94,7 @@ def view(
 
 
 class Absent(list[View]):
-    """Has the shape of `policy.views.DueView`; a test gives it in the order of `due_at`."""
+    """Has the shape of `policy.views.AbsentView`; a test gives it in the order of `due_at`."""
 
     def __contains__(self, adapter_id: object) -> bool:
         return any(one.adapter_id == adapter_id for one in self)
@@ -104,6 +104,24 @@ class Absent(list[View]):
 
     def get(self, adapter_id: AdapterId) -> View | None:
         return next((one for one in self if one.adapter_id == adapter_id), None)
+
+    @property
+    def newcomers(self) -> Absent:
+        found = (one for one in self if one.first_token_due_at < math.inf)
+        return Absent(sorted(found, key=lambda one: (one.first_token_due_at, one.adapter_id)))
+
+    @property
+    def stalest(self) -> Absent:
+        found = (one for one in self if one.running)
+        return Absent(sorted(found, key=lambda one: (one.ran_at, one.adapter_id)))
+
+    @property
+    def oldest(self) -> Absent:
+        return Absent(sorted(self, key=lambda one: (one.first_arrival, one.adapter_id)))
+
+    @property
+    def largest(self) -> Absent:
+        return Absent(sorted(self, key=lambda one: (-one.waiting - one.running, one.adapter_id)))
 
 
 @dataclass(slots=True)
@@ -136,24 +154,6 @@ class Slots:
     @property
     def adapter_blocks(self) -> int:
         return sum(one.blocks for one in (*self.residents, *self.absent))
-
-    @property
-    def newcomers(self) -> Absent:
-        found = (one for one in self.absent if one.first_token_due_at < math.inf)
-        return Absent(sorted(found, key=lambda one: (one.first_token_due_at, one.adapter_id)))
-
-    @property
-    def parked(self) -> Absent:
-        found = (one for one in self.absent if one.running)
-        return Absent(sorted(found, key=lambda one: (one.ran_at, one.adapter_id)))
-
-    @property
-    def oldest(self) -> Absent:
-        return Absent(sorted(self.absent, key=lambda one: (one.first_arrival, one.adapter_id)))
-
-    @property
-    def largest(self) -> Absent:
-        return Absent(sorted(self.absent, key=lambda one: (-one.waiting - one.running, one.adapter_id)))
 
     def view_of(self, adapter_id: AdapterId) -> View | None:
         return next((one for one in (*self.residents, *self.absent) if one.adapter_id == adapter_id), None)

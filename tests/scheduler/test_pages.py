@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rota.core.ids import AdapterId
-from rota.policy.eviction import eviction
+from rota.policy.eviction import Eviction
 from rota.scheduler.slots import PageLedger, SlotLedger
 from tests.counting import calls_in
 from tests.scheduler.balance import check_pages, check_slots
@@ -20,7 +20,7 @@ def known(pages: int, slots: int, *sizes: int) -> PageLedger:
 
 
 def slots_of(pages: int, slots: int, *sizes: int) -> SlotLedger:
-    ledger = SlotLedger(slots, eviction("lru"), pages)
+    ledger = SlotLedger(slots, Eviction("lru"), pages)
     for number, size in enumerate(sizes, start=1):
         ledger.know(AdapterId(number), size)
     return ledger
@@ -140,7 +140,7 @@ def test_no_adapter_comes_while_more_reside_than_slots_are_open():
 
 
 def test_without_pages_sizes_change_nothing():
-    ledger = SlotLedger(2, eviction("lru"))
+    ledger = SlotLedger(2, Eviction("lru"))
     ledger.know(AdapterId(1), 5)
 
     assert ledger.begin_load(AdapterId(1)).pages == ()
@@ -148,7 +148,7 @@ def test_without_pages_sizes_change_nothing():
 
 
 def test_places_for_matrices_close_slots_as_pages_do():
-    ledger = SlotLedger(4, eviction("lru"), pages=8, matrices=2)
+    ledger = SlotLedger(4, Eviction("lru"), pages=8, matrices=2)
     for number, matrices in ((1, 0), (2, 1), (3, 1)):
         ledger.know(AdapterId(number), 1, matrices)
     assert ledger.total == 4, "both matrices fit, whoever else comes"

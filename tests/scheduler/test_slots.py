@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from rota.policy.eviction import eviction
+from rota.policy.eviction import Eviction
 from rota.scheduler.slots import SlotLedger
 from tests.scheduler.balance import check_slots
 
 
 def slots(total: int, *ready: int, policy: str = "lru") -> SlotLedger:
-    ledger = SlotLedger(total, eviction(policy))
+    ledger = SlotLedger(total, Eviction(policy))
     for adapter_id in ready:
         ledger.begin_load(adapter_id)
         ledger.finish_load(adapter_id)

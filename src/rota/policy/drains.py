@@ -23,7 +23,7 @@ from typing import Self
 from rota.core.events import DrainChanged, DrainState
 from rota.core.ids import AdapterId
 from rota.policy.slot_policy import SlotPolicy, Turn
-from rota.policy.views import AdapterView, SlotsView
+from rota.policy.views import AdapterView, SlotsView, lacks_only_a_slot
 
 TOLERANCE = 1.2
 RESERVATION_S = 1.0
@@ -256,11 +256,6 @@ def _turns(over: list[Turn], surplus: int) -> list[Turn]:
     for turn in over[surplus:]:
         coming.setdefault(turn.successor, turn)
     return [*over[:surplus], *coming.values()]
-
-
-def lacks_only_a_slot(slots: SlotsView, view: AdapterView) -> bool:
-    """Would the adapter run in a slot? It holds KV already, or there are KV and a row for its next request."""
-    return view.running > 0 or slots.can_start(view.adapter_id)
 
 
 def _while_read(reservation: Reservation, is_being_read: bool, now: float) -> Reservation:

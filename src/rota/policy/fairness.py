@@ -28,11 +28,6 @@ class TenantView(Protocol):
         ...
 
     @property
-    def service_s(self) -> float:
-        """Seconds of the device that it has got, divided by its weight."""
-        ...
-
-    @property
     def seats(self) -> int:
         """Sequences that hold KV, with a row or without."""
         ...

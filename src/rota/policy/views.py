@@ -120,7 +120,7 @@ class AdapterView(Protocol):
 
 
 class DueView(Protocol):
-    """Adapters that have work and no slot, sorted in one of the ways that `SlotsView` names."""
+    """Adapters that have work and no slot, sorted in one of the ways that `AbsentView` names."""
 
     def __len__(self) -> int: ...
 
@@ -139,6 +139,30 @@ class DueView(Protocol):
         ...
 
 
+class AbsentView(DueView, Protocol):
+    """All of them, first due first as the slot policy says; and all or some of them in other orders."""
+
+    @property
+    def newcomers(self) -> DueView:
+        """Those that wait for a first token, first come first."""
+        ...
+
+    @property
+    def stalest(self) -> DueView:
+        """Those that hold KV, the longest without a step first."""
+        ...
+
+    @property
+    def oldest(self) -> DueView:
+        """All of them, the one with the oldest open request first."""
+        ...
+
+    @property
+    def largest(self) -> DueView:
+        """All of them, the one with most open requests first."""
+        ...
+
+
 class SlotsView(Protocol):
     """The slots, the adapters in them (residents) and the adapters that have work and no slot (absent)."""
 
@@ -148,29 +172,7 @@ class SlotsView(Protocol):
         ...
 
     @property
-    def absent(self) -> DueView:
-        """All of them, first due first, as the slot policy says."""
-        ...
-
-    @property
-    def newcomers(self) -> DueView:
-        """Absent adapters that wait for a first token, first come first."""
-        ...
-
-    @property
-    def parked(self) -> DueView:
-        """Absent adapters that hold KV, the longest without a step first."""
-        ...
-
-    @property
-    def oldest(self) -> DueView:
-        """All absent adapters, the one with the oldest open request first."""
-        ...
-
-    @property
-    def largest(self) -> DueView:
-        """All absent adapters, the one with most open requests first."""
-        ...
+    def absent(self) -> AbsentView: ...
 
     def view_of(self, adapter_id: AdapterId) -> AdapterView | None:
         """An adapter wherever it is; None if it is not known any more."""
@@ -247,3 +249,8 @@ class SlotsView(Protocol):
     def claimants(self) -> Iterator[AdapterView]:
         """Absent adapters that lack nothing but a slot, first due first: they hold KV, or can start a request."""
         ...
+
+
+def lacks_only_a_slot(slots: SlotsView, view: AdapterView) -> bool:
+    """Would the adapter run in a slot? It holds KV already, or there are KV and a row for its next request."""
+    return view.running > 0 or slots.can_start(view.adapter_id)

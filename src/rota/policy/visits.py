@@ -125,7 +125,7 @@ class Settled:
         """Residents that are not settled, and the absent adapters whose claims may be the largest."""
         found = {view.adapter_id: view for view in slots.residents if view.running or view.waiting}
         if slots.absent:
-            for view in (*islice(slots.oldest, LOOK_AHEAD), *islice(slots.largest, LOOK_AHEAD)):
+            for view in (*islice(slots.absent.oldest, LOOK_AHEAD), *islice(slots.absent.largest, LOOK_AHEAD)):
                 if view.adapter_id not in found and (view.running or slots.can_start(view.adapter_id)):
                     found[view.adapter_id] = view
         return [view for view in found.values() if view.adapter_id not in self._ids]
@@ -213,7 +213,8 @@ class Visits:
     def observe(self, slots: SlotsView, settled: Settled, now: float) -> None:
         self.newcomers, self.stalled = [], []
         self._on_turn = {one for one in self._on_turn if one not in slots.absent}
-        self.parked = len(slots.parked) - sum(one in slots.parked for one in settled)
+        parked = slots.absent.stalest
+        self.parked = len(parked) - sum(one in parked for one in settled)
         if not slots.absent:
             return
         held = settled.views(slots)
@@ -229,10 +230,6 @@ class Visits:
     @property
     def has_promise(self) -> bool:
         return self._max_stall_s is not None
-
-    @property
-    def both(self) -> tuple[list[AdapterView], list[AdapterView]]:
-        return self.newcomers, self.stalled
 
     def is_on_turn(self, adapter_id: AdapterId) -> bool:
         """Has it come for a turn? Otherwise it has come for a first token."""
@@ -263,7 +260,7 @@ class Visits:
         spare -= slots.adapter_blocks - settled_blocks
         able: list[AdapterView] = []
         passed_over = 0
-        for view in slots.newcomers:
+        for view in slots.absent.newcomers:
             if passed_over == VISITS_AHEAD or len(able) == MOST_NEWCOMERS:
                 break
             if view.adapter_id in settled:
@@ -287,7 +284,7 @@ class Visits:
         shares = settled.shares if self._max_stall_s is None else Shares()  # weights break no promise
         bound_s = MOST_RARE * STALL_STEPS * slots.step_s if shares else stall_s
         stalled: list[AdapterView] = []
-        for view in islice(slots.parked, MOST_LOOKS):
+        for view in islice(slots.absent.stalest, MOST_LOOKS):
             pause_s = now - view.ran_at
             if pause_s <= min(bound_s, stall_s) or len(stalled) == MOST_VISITS:
                 break
@@ -346,23 +343,18 @@ class Leavers:
 
     def for_newcomer(self) -> AdapterView | None:
         """For a first token a settled adapter steps aside, the smallest claim first."""
-        if self._visitors >= self._most_visitors:
-            return None
-        for views in (self._free, self._on_turn, self._steady):
-            if views:
-                self._visitors += 1
-                return views.pop()
-        return None
+        return self._leaver(self._visitors, (self._free, self._on_turn, self._steady))
 
     def for_stalled(self) -> AdapterView | None:
         """As for a newcomer, but no other turn is cut short."""
-        if self._visitors + len(self._on_turn) >= self._most_visitors:
+        return self._leaver(self._visitors + len(self._on_turn), (self._free, self._steady))
+
+    def _leaver(self, visitors: int, lines: tuple[list[AdapterView], ...]) -> AdapterView | None:
+        """For one visitor more beside so many."""
+        if visitors >= self._most_visitors or not (line := next(filter(None, lines), None)):
             return None
-        for views in (self._free, self._steady):
-            if views:
-                self._visitors += 1
-                return views.pop()
-        return None
+        self._visitors += 1
+        return line.pop()
 
 
 def _has_prompts(slots: SlotsView, view: AdapterView, late_since: float) -> bool:

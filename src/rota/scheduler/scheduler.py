@@ -30,7 +30,7 @@ from rota.core.plan import StepPlan, StepResult
 from rota.core.policy_config import PolicyConfig
 from rota.core.request import Request
 from rota.core.standstill import STANDSTILL_S
-from rota.policy.eviction import eviction
+from rota.policy.eviction import Eviction
 from rota.policy.prefill_delayer import Alone, Exchange, PrefillDelayer
 from rota.policy.slot_policies import make_slot_policy
 from rota.policy.step_times import StepBudget
@@ -174,7 +174,7 @@ class Scheduler:
         self._config = config
         self._limits = RequestLimits(capacity.max_sequence_tokens, config.max_queued_requests, capacity.vocabulary)
         slot_policy = make_slot_policy(policy, capacity)
-        eviction_policy = eviction(lora.lora_eviction_policy)
+        eviction_policy = Eviction(lora.lora_eviction_policy)
         self._state = SchedulerState(capacity, eviction_policy, lora.max_loaded_loras, slot_policy.due_at, engine_id)
         self._state.step_tokens = config.chunked_prefill_size
         admission = Admission(self._state, config.enable_prefix_caching, slot_policy)

@@ -94,36 +94,22 @@ class Standings:
         if sequence is None:
             return Explained(request_id=request_id, at=at, state=Whereabouts.UNKNOWN)
         group = state.group_of(sequence)
-        # Between tenants, how many others wait is their own affair.
-        outlook = self._outlook(group, is_counted=not state.accounts.are_shared)
+        whereabouts, refusal, position = Whereabouts.PARKED, _why_parked(state, sequence), 0
         if sequence.phase is Phase.WAITING:
-            refusal = _refusal(state, sequence)
+            whereabouts, refusal = Whereabouts.WAITING, _refusal(state, sequence)
             before = (one for one in group.queue if one.account is sequence.account)
             position = sum(by_turn(one) < by_turn(sequence) for one in before)
-            return Explained(
-                request_id=request_id,
-                at=at,
-                state=Whereabouts.WAITING,
-                reason=refusal.reason,
-                since=refusal.since,
-                position=position,
-                outlook=outlook,
-            )
-        if state.paused_at is not None:
-            refusal = Refusal(Reason.PAUSED.value, state.paused_at)
-        elif not state.is_open(group):
-            refusal = Refusal(Reason.NOT_IN_SLOT.value, group.ran_at)
-        elif sequence.row is None and sequence.refusal:
-            refusal = sequence.refusal
-        else:
+        if refusal is None:
             return Explained(request_id=request_id, at=at, state=Whereabouts.RUNNING)
         return Explained(
             request_id=request_id,
             at=at,
-            state=Whereabouts.PARKED,
+            state=whereabouts,
             reason=refusal.reason,
             since=refusal.since,
-            outlook=outlook,
+            position=position,
+            # Between tenants, how many others wait is their own affair.
+            outlook=self._outlook(group, is_counted=not state.accounts.are_shared),
         )
 
     def inspected(self, steps: int, at: float, only: Collection[AdapterId] | None = None) -> Inspected:
@@ -169,6 +155,16 @@ def _refusal(state: SchedulerState, sequence: Sequence) -> Refusal:
     if not state.is_open(state.group_of(sequence)):
         return Refusal(Reason.NOT_IN_SLOT.value, sequence.request.arrived_at)
     return sequence.refusal or Refusal("others of its adapter came first", sequence.request.arrived_at)
+
+
+def _why_parked(state: SchedulerState, sequence: Sequence) -> Refusal | None:
+    """Why a sequence that holds KV is not in the next step; None if it runs."""
+    group = state.group_of(sequence)
+    if state.paused_at is not None:
+        return Refusal(Reason.PAUSED.value, state.paused_at)
+    if not state.is_open(group):
+        return Refusal(Reason.NOT_IN_SLOT.value, group.ran_at)
+    return sequence.refusal if sequence.row is None else None
 
 
 # ── standstills ─────────────────────────────────────────────────────────────────────────────────────────────────────

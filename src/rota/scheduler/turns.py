@@ -10,14 +10,14 @@ from itertools import islice
 from rota.core.events import SlotChanged, SlotReason, SlotState
 from rota.core.ids import AdapterId, Slot
 from rota.core.plan import Load
-from rota.policy.fairness import may_take, share
+from rota.policy.fairness import may_take
 from rota.policy.slot_policy import SlotPolicy
 from rota.scheduler.accounts import Account
 from rota.scheduler.adapter_state import Group
 from rota.scheduler.admission import LOOK_AHEAD, Admission
 from rota.scheduler.plan_builder import PlanBuilder
 from rota.scheduler.reads import Fetching
-from rota.scheduler.state import DueQueue, SchedulerState
+from rota.scheduler.state import Absent, SchedulerState
 
 # ── slot mover ──────────────────────────────────────────────────────────────────────────────────────────────────────
 # Moves take adapters into slots and out of slots, and tell observers about it.
@@ -135,7 +135,7 @@ class SlotCandidates:
         self._is_overlapped = is_overlapped
 
     @property
-    def absent(self) -> DueQueue:
+    def absent(self) -> Absent:
         return self._state.absent
 
     @property
@@ -153,22 +153,6 @@ class SlotCandidates:
     @property
     def has_priorities(self) -> bool:
         return len(self._state.priorities) > 1
-
-    @property
-    def oldest(self) -> DueQueue:
-        return self._state.absent.oldest
-
-    @property
-    def largest(self) -> DueQueue:
-        return self._state.absent.largest
-
-    @property
-    def newcomers(self) -> DueQueue:
-        return self._state.absent.newcomers
-
-    @property
-    def parked(self) -> DueQueue:
-        return self._state.absent.stalest
 
     @property
     def blocks(self) -> int:
@@ -282,14 +266,15 @@ class SlotShares:
         self._mover = mover
 
     def give(self, builder: PlanBuilder) -> None:
-        if not self._state.accounts.are_shared or self._candidates.copies <= 0:
+        state = self._state
+        if not state.accounts.are_shared or self._candidates.copies <= 0:
             return
         held = self._held()
         leavers = self._leavers(held)
         if not leavers:
             return
-        for account in self._state.accounts.in_turn(LOOK_AHEAD):
-            if held[account] + 1 > self._share(account) and held[account]:
+        for account in state.accounts.in_turn(LOOK_AHEAD):
+            if held[account] + 1 > state.accounts.share(account, state.slots.total) and held[account]:
                 continue
             if not self._give_to(builder, account, leavers):
                 continue
@@ -336,7 +321,7 @@ class SlotShares:
             group
             for group in self._state.residents
             if (owner := group.main_account) is not None
-            and held[owner] > max(1.0, self._share(owner))
+            and held[owner] > max(1.0, self._state.accounts.share(owner, self._state.slots.total))
             and self._candidates.may_leave(group.adapter_id)
         ]
         able.sort(key=lambda group: (self._level(group, held), -group.running, group.adapter_id), reverse=True)
@@ -346,9 +331,6 @@ class SlotShares:
         owner = group.main_account
         assert owner is not None, "a group with users has an owner"
         return held[owner] / owner.weight
-
-    def _share(self, account: Account) -> float:
-        return share(account, self._state.accounts.weights, self._state.slots.total)
 
 
 class Turns:

@@ -11,8 +11,8 @@ from typing import Self
 from rota.core.capacity import Capacity
 from rota.core.ids import AdapterId
 from rota.core.policy_config import PolicyConfig
-from rota.policy.drains import LOOK_AHEAD, DrainingPolicy, Views, lacks_only_a_slot, outranking
-from rota.policy.views import AdapterView, SlotsView
+from rota.policy.drains import LOOK_AHEAD, DrainingPolicy, Views, outranking
+from rota.policy.views import AdapterView, SlotsView, lacks_only_a_slot
 
 
 class Drain(DrainingPolicy):

@@ -21,7 +21,7 @@ from rota.core.capacity import Capacity
 from rota.core.ids import AdapterId
 from rota.core.policy_config import PolicyConfig
 from rota.policy.slot_policy import Outlook, SlotPolicy, Turn
-from rota.policy.views import AdapterView, SlotsView
+from rota.policy.views import AdapterView, SlotsView, lacks_only_a_slot
 from rota.policy.visits import Leavers, Settled, Visits
 
 # Longer than any wait.
@@ -87,7 +87,7 @@ class Rotate(SlotPolicy):
 
     def outlook(self, view: AdapterView, slots: SlotsView) -> Outlook:
         """Adapters that come for a visit now are next; of the others, the oldest request comes nearly first."""
-        adapter_id, order = view.adapter_id, slots.oldest
+        adapter_id, order = view.adapter_id, slots.absent.oldest
         if adapter_id in self._settled:
             return Outlook(is_settled=True)
         if view in self._visits.newcomers or view in self._visits.stalled:
@@ -107,7 +107,8 @@ class Rotate(SlotPolicy):
     def turns(self, slots: SlotsView, now: float) -> list[Turn]:
         """Settled adapters come back when a visit is over; for visits they step aside."""
         late, soon = self._coming_back(slots, now)
-        newcomers, stalled = ([one for one in views if _can_come(slots, one)] for views in self._visits.both)
+        newcomers = [one for one in self._visits.newcomers if _can_come(slots, one)]
+        stalled = [one for one in self._visits.stalled if _can_come(slots, one)]
         if slots.copies <= 0 or not (late or soon or newcomers or stalled):
             return []
         late_since = self._late_since(slots, [*late, *soon, *newcomers], now)
@@ -139,7 +140,7 @@ class Rotate(SlotPolicy):
     def _coming_back(self, slots: SlotsView, now: float) -> tuple[list[AdapterView], list[AdapterView]]:
         """Settled adapters without a slot, the largest claim first: those that were out for long, and the others."""
         absent = (view for one in self._settled if (view := slots.absent.get(one)))
-        able = [view for view in absent if slots.is_at_hand(view.adapter_id) and _can_work(slots, view)]
+        able = [view for view in absent if slots.is_at_hand(view.adapter_id) and lacks_only_a_slot(slots, view)]
         able.sort(key=lambda view: (-view.claim(now) * view.weight, view.adapter_id))
         long_ago = now - self._steady_s(slots)
         return [view for view in able if view.ran_at <= long_ago], [view for view in able if view.ran_at > long_ago]
@@ -148,10 +149,6 @@ class Rotate(SlotPolicy):
 def _can_come(slots: SlotsView, view: AdapterView) -> bool:
     """Has it no slot yet, and are its weights in host memory still? Both may have changed since it was looked at."""
     return view.adapter_id in slots.absent and slots.is_at_hand(view.adapter_id)
-
-
-def _can_work(slots: SlotsView, view: AdapterView) -> bool:
-    return bool(view.running) or slots.can_start(view.adapter_id)
 
 
 def _id(view: AdapterView) -> AdapterId:
