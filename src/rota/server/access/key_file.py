@@ -97,28 +97,6 @@ def _address(name: str, root: str, server_root: str | None) -> str:
 # Shares are quotients of weights: beyond this, a tenant would wait for ever, or numbers would no longer differ.
 MOST_WEIGHT = 1e6
 
-FIELDS = (
-    "key",
-    "key_sha256",
-    "adapters",
-    "may_use_base",
-    "may_load",
-    "adapter_root",
-    "may_operate",
-    "may_set_headers",
-    "requests_per_minute",
-    "tokens_per_minute",
-    "max_tokens_in_flight",
-    "max_running",
-    "max_queued",
-    "max_adapters",
-    "max_adapter_bytes",
-    "max_uploads",
-    "weight",
-    "priority",
-    "shares_prefixes_with",
-)
-
 
 def read_keys(secrets: Iterable[str], path: str | None, adapter_root: str | None = None) -> KeyRing:
     """The keys of --api-key, which may do everything, and those of --api-key-file.
@@ -192,30 +170,11 @@ def _tables(content: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _entry(name: str, table: dict[str, Any]) -> tuple[bytes, Key]:
+    fields = ("key", "key_sha256", *_READERS)
     for field in table:
-        if field not in FIELDS:
-            raise ConfigError(f"'{name}' has a field '{field}'; the fields are {', '.join(FIELDS)}.")
-    key = Key(
-        name,
-        adapters=_adapters(name, table),
-        may_use_base=_flag(name, table, "may_use_base"),
-        may_load=_flag(name, table, "may_load"),
-        may_operate=_flag(name, table, "may_operate"),
-        may_set_headers=_flag(name, table, "may_set_headers"),
-        adapter_root=_root(name, table),
-        requests_per_minute=_limit(name, table, "requests_per_minute"),
-        tokens_per_minute=_limit(name, table, "tokens_per_minute"),
-        max_tokens_in_flight=_limit(name, table, "max_tokens_in_flight"),
-        max_running=_limit(name, table, "max_running"),
-        max_queued=_limit(name, table, "max_queued"),
-        max_adapters=_limit(name, table, "max_adapters"),
-        max_adapter_bytes=_limit(name, table, "max_adapter_bytes"),
-        max_uploads=_limit(name, table, "max_uploads"),
-        weight=_weight(name, table),
-        priority=_priority(name, table),
-        shares_prefixes_with=_shares(name, table),
-    )
-    return _digest(name, table), key
+        if field not in fields:
+            raise ConfigError(f"'{name}' has a field '{field}'; the fields are {', '.join(fields)}.")
+    return _digest(name, table), Key(name, **{field: read(name, table, field) for field, read in _READERS.items()})
 
 
 def _digest(name: str, table: dict[str, Any]) -> bytes:
@@ -236,24 +195,24 @@ def _checked_secret(secret: Any, what: str) -> str:
     return secret
 
 
-def _adapters(name: str, table: dict[str, Any]) -> frozenset[str] | None:
-    listed = table.get("adapters", [])
+def _adapters(name: str, table: dict[str, Any], field: str) -> frozenset[str] | None:
+    listed = table.get(field, [])
     if listed == "all":
         return None
     if not isinstance(listed, list) or not all(isinstance(entry, str) and entry for entry in listed):
-        raise ConfigError(f"'{name}': adapters must be 'all' or a list of names, not {listed!r}.")
+        raise ConfigError(f"'{name}': {field} must be 'all' or a list of names, not {listed!r}.")
     for entry in listed:
         if "*" in entry[:-1]:
             raise ConfigError(f"'{name}': '*' may stand at the end of a name only, not as in '{entry}'.")
     return frozenset(listed)
 
 
-def _shares(name: str, table: dict[str, Any]) -> frozenset[str] | None:
-    listed = table.get("shares_prefixes_with", [])
+def _shares(name: str, table: dict[str, Any], field: str) -> frozenset[str] | None:
+    listed = table.get(field, [])
     if listed == "all":
         return None
     if not isinstance(listed, list) or not all(isinstance(entry, str) for entry in listed):
-        raise ConfigError(f"'{name}': shares_prefixes_with must be 'all' or a list of keys' names, not {listed!r}.")
+        raise ConfigError(f"'{name}': {field} must be 'all' or a list of keys' names, not {listed!r}.")
     return frozenset(listed)
 
 
@@ -264,10 +223,10 @@ def _flag(name: str, table: dict[str, Any], field: str) -> bool:
     return value
 
 
-def _root(name: str, table: dict[str, Any]) -> str | None:
-    value = table.get("adapter_root")
+def _root(name: str, table: dict[str, Any], field: str) -> str | None:
+    value = table.get(field)
     if value is not None and (not isinstance(value, str) or not value.strip()):
-        raise ConfigError(f"'{name}': adapter_root must be the path of a folder, not {value!r}.")
+        raise ConfigError(f"'{name}': {field} must be the path of a folder, not {value!r}.")
     return value
 
 
@@ -278,19 +237,41 @@ def _limit(name: str, table: dict[str, Any], field: str) -> int | None:
     return value
 
 
-def _weight(name: str, table: dict[str, Any]) -> float:
-    value = table.get("weight", 1.0)
+def _weight(name: str, table: dict[str, Any], field: str) -> float:
+    value = table.get(field, 1.0)
     if type(value) not in (int, float) or not 1 / MOST_WEIGHT <= value <= MOST_WEIGHT:
-        raise ConfigError(f"'{name}': weight must be a finite number above 0, from 1e-6 to 1e6, not {value!r}.")
+        raise ConfigError(f"'{name}': {field} must be a finite number above 0, from 1e-6 to 1e6, not {value!r}.")
     return float(value)
 
 
-def _priority(name: str, table: dict[str, Any]) -> int:
-    value = table.get("priority", 0)
+def _priority(name: str, table: dict[str, Any], field: str) -> int:
+    value = table.get(field, 0)
     if type(value) is not int or abs(value) > MAX_ASKED_PRIORITY:
         most = MAX_ASKED_PRIORITY
-        raise ConfigError(f"'{name}': priority must be a whole number from -{most} to {most}, not {value!r}.")
+        raise ConfigError(f"'{name}': {field} must be a whole number from -{most} to {most}, not {value!r}.")
     return value
+
+
+# How each field is read; the error for an unknown field names them in this order.
+_READERS: dict[str, Callable[[str, dict[str, Any], str], Any]] = {
+    "adapters": _adapters,
+    "may_use_base": _flag,
+    "may_load": _flag,
+    "adapter_root": _root,
+    "may_operate": _flag,
+    "may_set_headers": _flag,
+    "requests_per_minute": _limit,
+    "tokens_per_minute": _limit,
+    "max_tokens_in_flight": _limit,
+    "max_running": _limit,
+    "max_queued": _limit,
+    "max_adapters": _limit,
+    "max_adapter_bytes": _limit,
+    "max_uploads": _limit,
+    "weight": _weight,
+    "priority": _priority,
+    "shares_prefixes_with": _shares,
+}
 
 
 # ── key source ──────────────────────────────────────────────────────────────────────────────────────────────────────
