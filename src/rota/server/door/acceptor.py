@@ -10,6 +10,7 @@ import socket
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from rota.core.errors import Fault, FaultCode
@@ -27,7 +28,8 @@ _REFUSAL = raw_error(
     Fault(FaultCode.TOO_MANY_CONNECTIONS, "The server has too many connections; come back in a second.")
 )
 
-MakeProtocol = Callable[[OpenConnection], asyncio.Protocol]
+# Called with the connection's entry in the book, as `entry`.
+MakeProtocol = Callable[..., asyncio.Protocol]
 
 
 class Acceptor:
@@ -88,7 +90,7 @@ class Acceptor:
             {} if context is None else {"ssl": context, "ssl_handshake_timeout": self._handshake_s}
         )
         try:
-            await self._loop.connect_accepted_socket(lambda: self._make_protocol(entry), peer, **options)
+            await self._loop.connect_accepted_socket(partial(self._make_protocol, entry=entry), peer, **options)
         except ConnectionAbortedError:  # the handshake took too long
             entry.note(Closure.SLOW_HEAD)
             entry.gone()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 from rota.core.config import ListenConfig
 from rota.observe.meters import ConnectionMeters
@@ -13,7 +14,6 @@ from rota.server.door.book import (
     ENOUGH,
     RESERVE,
     ConnectionBook,
-    OpenConnection,
     few_connections,
     find_limits,
     raise_open_files,
@@ -22,10 +22,8 @@ from rota.server.door.certificate import find_certificate
 
 if TYPE_CHECKING:
     import uvicorn
-    from uvicorn.server import ServerState
 
     from rota.server.door.acceptor import Acceptor
-    from rota.server.door.connection import BoundedConnection
 
 
 class Door:
@@ -49,8 +47,12 @@ class Door:
         """Accept connections for a server whose application has started."""
         # Imported here: it loads the web framework, and a check does not.
         from rota.server.door.acceptor import Acceptor
+        from rota.server.door.connection import BoundedConnection
 
-        make = _Connections(self._config, server.config, server.server_state, server.lifespan.state)
+        # As uvicorn makes the protocol of a connection of its own.
+        make = partial(
+            BoundedConnection, server.config, server.server_state, server.lifespan.state, limits=self._config
+        )
         book = ConnectionBook(self._limits, meters)
         self._acceptor = Acceptor(listener, book, make, self._config.head_timeout, self._context)
         self._acceptor.start()
@@ -65,19 +67,3 @@ class Door:
 
     def _context(self) -> ssl.SSLContext | None:
         return self.certificate.context if self.certificate else None
-
-
-class _Connections:
-    """Makes the protocol of each new connection, as uvicorn does for its own."""
-
-    def __init__(
-        self, config: ListenConfig, uvicorn_config: uvicorn.Config, state: ServerState, app_state: dict[str, Any]
-    ) -> None:
-        from rota.server.door.connection import BoundedConnection  # as above
-
-        self._make = BoundedConnection
-        self._config = config
-        self._arguments = (uvicorn_config, state, app_state)
-
-    def __call__(self, entry: OpenConnection) -> BoundedConnection:
-        return self._make(*self._arguments, entry=entry, limits=self._config)
