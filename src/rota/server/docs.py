@@ -46,14 +46,12 @@ ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 
 
-def takes(*kinds: type[BaseModel]) -> dict[str, Any]:
-    """A route's `openapi_extra`: the types of its request body."""
-    schemas = [_schema_of(kind) for kind in kinds]
-    schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+def takes(kind: type[BaseModel]) -> dict[str, Any]:
+    """A route's `openapi_extra`: the type of its request body."""
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": _schema_of(kind)}}}}
 
 
-def gives(kind: type[BaseModel], event: type[BaseModel] | None = None) -> dict[int | str, dict[str, Any]]:
+def gives(kind: type[Any], event: type[BaseModel] | None = None) -> dict[int | str, dict[str, Any]]:
     """A route's `responses`: its response body, and the events of its streams."""
     answer: dict[str, Any] = {"model": kind, "description": kind.__doc__ or ""}
     if event:

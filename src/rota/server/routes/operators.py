@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated
 
 from fastapi import Query
@@ -120,23 +120,14 @@ class RequestStanding:
     route: str = ""  # why there
 
 
-@dataclass(frozen=True, slots=True)
-class CallStanding:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallStanding(RequestStanding):
     """A call has the state of its request that is furthest behind. `requests` has its first few open requests."""
 
-    id: str
-    object: str
+    object: str = "request"
     model: str | None  # None if the adapter was unloaded meanwhile
-    state: str
-    reason: str
-    since_s: float
-    position: int | None
-    output_tokens: int
     open_requests: int
     requests: list[RequestStanding]
-    outlook: str = ""
-    replica: int | None = None
-    route: str = ""
 
 
 async def explain(context: AppContext, http: HttpRequest, id: str) -> CallStanding:
@@ -150,20 +141,12 @@ async def explain(context: AppContext, http: HttpRequest, id: str) -> CallStandi
     # Engines answer one after the other, and tokens come meanwhile: the sum is that of the parts.
     tokens = sum(part.output_tokens for part in parts)
     tokens += sum(journey.tokens for _, journey in under_way[MOST_EXPLAINED:])
+    told = {one.name: getattr(behind, one.name) for one in fields(behind)}
     return CallStanding(
-        answer.answer_id,
-        "request",
-        context.registry.name_of(answer.requests[0].adapter_id),
-        behind.state,
-        behind.reason,
-        behind.since_s,
-        behind.position,
-        tokens,
-        len(under_way),
-        parts,
-        behind.outlook,
-        behind.replica,
-        behind.route,
+        **told | {"id": answer.answer_id, "output_tokens": tokens},
+        model=context.registry.name_of(answer.requests[0].adapter_id),
+        open_requests=len(under_way),
+        requests=parts,
     )
 
 
