@@ -8,6 +8,7 @@ from enum import IntFlag
 
 from rota.core.errors import ConfigError
 from rota.core.ids import AdapterId
+from rota.core.lora_paths import LoraPath
 
 # ── extras ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 # Extras are what some adapters have besides factors in the layers; a bank has room for those of its first adapters.
@@ -31,17 +32,10 @@ MAX_VERSION_DIGITS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Adapter:
+class Adapter(LoraPath):
     """One version of what was loaded under a name. Each has an id of its own, so old KV is never taken for new."""
 
     adapter_id: AdapterId
-    name: str
-    path: str
-    weight: float = 1.0  # its share of slot time relative to others
-    is_pinned: bool = False
-    is_builtin: bool = False  # it comes with Rota, so it need not lie in the adapter root
-    root: str | None = None  # the folder of its key, which it must not leave; None: the server's adapter root
-    owner: str | None = None  # the name of the key that loaded it; None: the operator, at the start
     version: int = 1  # counts what was loaded under the name
     # By rank: digests of what its first read found, which every later read must find again. Empty: it was not read yet.
     seals: tuple[str, ...] = ()

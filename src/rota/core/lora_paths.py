@@ -23,10 +23,11 @@ class LoraPath:
     name: str
     path: str
     is_pinned: bool = False
-    weight: float = 1.0
-    # The adapter comes with Rota. No entry and no client can claim this.
+    weight: float = 1.0  # its share of slot time relative to others
+    # The adapter comes with Rota, so it need not lie in the adapter root. No entry and no client can claim this.
     is_builtin: bool = False
-    # The folder of the key that loads the adapter, and the key's name. No entry has them.
+    # The folder of its key, which it must not leave, and the key's name. None, as for every entry: the server's adapter
+    # root, and the operator.
     root: str | None = None
     owner: str | None = None
     size_bytes: int = 0  # that the server's disks keep for it; 0: it lies in a folder

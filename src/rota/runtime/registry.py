@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import count
 
 from rota.core.adapter import BASE_LABEL, OTHER_LABEL, Adapter, listed, split_label
@@ -40,6 +40,9 @@ class VersionNumbers:
         if len(self._at_rest) > self._most_at_rest:
             oldest = next(iter(self._at_rest))
             del self._at_rest[oldest], self._last[oldest]
+
+
+_ASKED = tuple(one.name for one in fields(LoraPath))
 
 
 @dataclass(slots=True)
@@ -146,17 +149,9 @@ class Registry:
             self._beside.pop(adapter.name, None)
 
     def _made(self, asked: LoraPath) -> KnownVersion:
-        adapter = Adapter(
-            adapter_id=AdapterId(next(self._ids)),
-            name=asked.name,
-            path=asked.path,
-            weight=asked.weight,
-            is_pinned=asked.is_pinned,
-            is_builtin=asked.is_builtin,
-            root=asked.root,
-            owner=asked.owner,
-            version=self._numbers.next(asked.name),
-        )
+        told = {field: getattr(asked, field) for field in _ASKED}
+        adapter_id, number = AdapterId(next(self._ids)), self._numbers.next(asked.name)
+        adapter = Adapter(**told, adapter_id=adapter_id, version=number)
         version = self._by_id[adapter.adapter_id] = KnownVersion(adapter)
         return version
 

@@ -14,7 +14,6 @@ import pytest
 from rota.core.adapter import Adapter
 from rota.core.errors import RequestError
 from rota.core.ids import AdapterId
-from rota.core.lora_paths import LoraPath
 from rota.server.access.keys import Key, KeyRing, digest_of
 from rota.server.adapters.room import MOST_UPLOADS, KeyRoom
 from tests.server.letters import error_of, serving
@@ -110,14 +109,14 @@ def test_a_key_has_no_more_adapters_and_kept_versions_than_its_limit(tmp_path):
 def test_keys_without_limits_leave_adapters_to_each_other(monkeypatch):
     monkeypatch.setattr("rota.server.adapters.room.MOST_VERSIONS", 8)
     keys = {"acme": ACME, "birds": BIRDS, "boss": Key("boss")}
-    room, asked = KeyRoom(keys.get, lambda: 0), LoraPath(name="owl", path="/owl")
+    room = KeyRoom(keys.get, lambda: 0)
 
     def take(owner: str, times: int, first: int) -> int:
         """How many of them were taken."""
         for number in range(times):
             one = Adapter(adapter_id=AdapterId(first + number), name="owl", path="/owl", owner=owner)
             try:
-                room.take(one, asked, is_more=True)
+                room.take(one, is_more=True)
             except RequestError:
                 return number
         return times
@@ -132,8 +131,8 @@ def test_adapters_of_sources_count_with_their_bytes_for_whose_they_are():
     room = KeyRoom({"acme": replace(ACME, max_adapter_bytes=100)}.get, lambda: 0)
 
     def take(number: int, size: int) -> None:
-        one = Adapter(adapter_id=AdapterId(number), name="owl", path="s3://owls/owl", owner="acme")
-        room.take(one, LoraPath(name="owl", path="s3://owls/owl", size_bytes=size), is_more=False)
+        one = Adapter(adapter_id=AdapterId(number), name="owl", path="s3://owls/owl", owner="acme", size_bytes=size)
+        room.take(one, is_more=False)
 
     take(1, 60)
     with pytest.raises(RequestError, match=r"may take 100 bytes .*: they take 60, and this one 41"):

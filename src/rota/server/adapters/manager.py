@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 
 from rota.core.adapter import Adapter
@@ -189,7 +189,7 @@ class AdapterManager:
         self.holders: list[Callable[[Adapter], bool]] = []
         # Hear of versions before an engine reads them, and when no engine will read them again. The first may refuse a
         # version with a RequestError, and is told whether another leaves for it.
-        self.on_new: Callable[[Adapter, LoraPath, bool], None] = lambda *_: None
+        self.on_new: Callable[[Adapter, bool], None] = lambda *_: None
         self.on_gone: Callable[[AdapterId], None] = lambda _: None
         # Hears of a name that is unloaded with all its versions, before anything else happens.
         self.on_unload: Callable[[str], object] = lambda _: None
@@ -214,7 +214,7 @@ class AdapterManager:
 
     async def _add(self, asked: LoraPath) -> Adapter:
         adapter = self._registry.add(asked)
-        await self._read(adapter, asked, is_more=True)
+        await self._read(adapter, is_more=True)
         return adapter
 
     async def update(self, asked: LoraPath, terms: Terms = AT_ONCE, decide: Decide = as_it_is) -> Adapter:
@@ -230,7 +230,7 @@ class AdapterManager:
                 return await self._add(asked)
             adapter = self._registry.renew(asked)
             is_staged = terms.mode is Mode.STAGE
-            await self._read(adapter, asked, is_staged or terms.keeps_old, None if is_staged else old)
+            await self._read(adapter, is_staged or terms.keeps_old, None if is_staged else old)
             try:
                 decide(asked)
             except RotaError:
@@ -289,14 +289,14 @@ class AdapterManager:
                 if self._registry.is_lost(one):
                     self._forget(one.adapter_id)
 
-    async def _read(self, adapter: Adapter, asked: LoraPath, is_more: bool, former: Adapter | None = None) -> None:
+    async def _read(self, adapter: Adapter, is_more: bool, former: Adapter | None = None) -> None:
         """Have a version read, checked and copied to the place of a former one, if there is room for both.
 
         Raises AdapterError with the reason; then nothing of it is left.
         """
         adapter_id = adapter.adapter_id
         try:
-            self.on_new(adapter, asked, is_more)
+            self.on_new(adapter, is_more)
             former_id = None if former is None else former.adapter_id
             self._service.send(AddAdapter(adapter=adapter, at=time.monotonic(), former=former_id))
             reason = await self._loading.of(adapter_id)
@@ -385,11 +385,9 @@ class AdapterManager:
         async with self._names.lock(adapter.name):
             if not self._registry.has(adapter):
                 return  # a client was faster
-            told = {one.name: getattr(adapter, one.name) for one in fields(LoraPath) if hasattr(adapter, one.name)}
-            asked = LoraPath(**told)
             try:
-                new = self._registry.renew(asked)
-                await self._read(new, asked, is_more=False, former=adapter)
+                new = self._registry.renew(adapter)
+                await self._read(new, is_more=False, former=adapter)
                 self._take_over(new, AT_ONCE)
             except (AdapterError, RequestError) as error:
                 outcome = str(error)  # the name stays lost

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from rota.core.adapter import Adapter
 from rota.core.errors import Fault, FaultCode, RequestError
 from rota.core.ids import AdapterId
-from rota.core.lora_paths import LoraPath
 from rota.server.access.keys import Key
 
 # Bodies with weights that may arrive at a time. Keys that send at the same time share them, and each may send one.
@@ -79,18 +78,18 @@ class KeyRoom:
         if own + 1 > MOST_VERSIONS - self._versions.total() - 1:
             raise _full(f"Key '{key.name}' has loaded {own:,} adapters, and others must find room too.")
 
-    def take(self, adapter: Adapter, asked: LoraPath, is_more: bool) -> None:
+    def take(self, adapter: Adapter, is_more: bool) -> None:
         """A version of its owner's begins. `is_more`: no other version leaves for it. Raises RequestError."""
-        self.release(asked.path)
+        self.release(adapter.path)
         key = self._key_named(adapter.owner or "")
         if key is None or key.may_operate:
             return
-        self._check_bytes(key, asked.size_bytes)
+        self._check_bytes(key, adapter.size_bytes)
         if is_more or (key.max_adapters is not None and self._versions[key.name] > key.max_adapters):
             self.check_versions(key)
-        self._bytes[key.name] += asked.size_bytes
+        self._bytes[key.name] += adapter.size_bytes
         self._versions[key.name] += 1
-        self._taken[adapter.adapter_id] = (key.name, asked.size_bytes)
+        self._taken[adapter.adapter_id] = (key.name, adapter.size_bytes)
 
     def drop(self, adapter_id: AdapterId) -> None:
         """A version is gone."""

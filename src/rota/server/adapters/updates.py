@@ -176,10 +176,10 @@ class Updates:
             return await self._adapters.unload(adapter.name)
         return await self._adapters.unload_version(adapter)
 
-    def _begin(self, adapter: Adapter, asked: LoraPath, is_more: bool) -> None:
+    def _begin(self, adapter: Adapter, is_more: bool) -> None:
         if (key := self._access.key_named(adapter.owner or "")) and self._access.is_barred(key):
             self._access.refuse_loader(key)  # also what a request or a change of files brings about
-        self._room.take(adapter, asked, is_more)
+        self._room.take(adapter, is_more)
         if adapter.root is not None and self._spool.is_root(adapter.root):
             self._spool.keep(adapter.adapter_id, Path(adapter.path))
 
