@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from rota.bench.config import BenchConfig
-from rota.bench.questions import read_workload, warmups
-from rota.bench.workload import Question
+from rota.bench.questions import Question, read_workload, warmups
 from rota.core.errors import ConfigError
 from rota.core.ids import BASE, AdapterId
 from rota.workload.arrivals import asks

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 
-from rota.bench.workload import Question
+from rota.bench.questions import Question
 
 ENDINGS = ("stop", "length")  # any other finish reason is a failure
 
@@ -18,21 +18,8 @@ class UsageFields(msgspec.Struct):
     completion_tokens: int = 0
 
 
-class StreamEvent(Protocol):
-    """One event of a stream. Only the needed fields are read, because there is one event per token."""
-
-    def has_token_after(self, before: UsageFields) -> bool:
-        """Whether the event carries a token. Its text may be empty: a character can take several tokens."""
-        ...
-
-    @property
-    def ending(self) -> str | None: ...
-
-    @property
-    def usage(self) -> UsageFields | None: ...
-
-    @property
-    def error(self) -> Any: ...
+# An event of a stream, below: only the needed fields are read, because there is one event per token. An event carries a
+# token also where its text is empty: a character can take several tokens.
 
 
 class _ChoiceFields(msgspec.Struct):
@@ -83,6 +70,9 @@ class GeneratedPiece(msgspec.Struct):
         return self.meta_info
 
 
+StreamEvent = CompletionPiece | GeneratedPiece
+
+
 @dataclass(frozen=True, slots=True)
 class Backend:
     """The paths of a server, and how to write questions and read answers."""
@@ -123,10 +113,12 @@ def _generate(question: Question, adapter: str | None, _base: str) -> dict[str, 
     }
 
 
-_V1_ADAPTER_PATHS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
-_COMPLETIONS = Backend("/v1/completions", _completion, msgspec.json.Decoder(CompletionPiece).decode, *_V1_ADAPTER_PATHS)
-_OPENAI = Backend(
-    "/v1/completions", _completion, msgspec.json.Decoder(CompletionPiece).decode, *_V1_ADAPTER_PATHS, False
+_COMPLETIONS = Backend(
+    "/v1/completions",
+    _completion,
+    msgspec.json.Decoder(CompletionPiece).decode,
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
 )
 _SGLANG = Backend(
     "/generate",
@@ -136,4 +128,9 @@ _SGLANG = Backend(
     "/unload_lora_adapter",
 )
 
-BACKENDS = {"rota": _COMPLETIONS, "vllm": _COMPLETIONS, "openai": _OPENAI, "sglang": _SGLANG}
+BACKENDS = {
+    "rota": _COMPLETIONS,
+    "vllm": _COMPLETIONS,
+    "openai": replace(_COMPLETIONS, knows_ignore_eos=False),
+    "sglang": _SGLANG,
+}

@@ -1,4 +1,4 @@
-"""Questions are made from a config and a seed, the same ones for every server."""
+"""A workload holds every question that a benchmark sends, made from a config and a seed: the same for every server."""
 
 from __future__ import annotations
 
@@ -6,17 +6,77 @@ import math
 import random
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import TypeAlias
 
 from rota.bench.config import BenchConfig
-from rota.bench.workload import ClientQuestions, Prompt, Question, Transient, Workload
+from rota.core.adapter import BASE_LABEL
 from rota.core.errors import ConfigError
 from rota.core.ids import BASE, AdapterId, RequestId
 from rota.workload.arrivals import Arrival, asks, visits
 from rota.workload.scenario import Client, Scenario, read_scenario
 from rota.workload.trace import TraceLine, read_trace
+
+# ── workload ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# A workload is every client's questions in order, and the adapters that come and go.
+
+Prompt: TypeAlias = "str | array[int]"  # quoted: arrays have no parameter at run time
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One request to send. `at` counts from the start of the run."""
+
+    request_id: RequestId
+    at: float
+    adapter_id: AdapterId  # BASE, or the position of the adapter's name in the workload's `names`, counted from 1
+    prompt: Prompt
+    output_tokens: int
+    leaves_after_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClientQuestions:
+    """One client's questions in order. With `max_concurrency`, the next waits until fewer than that are open."""
+
+    questions: tuple[Question, ...]
+    max_concurrency: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Transient:
+    """An adapter that is loaded for one question and unloaded after `stays_s`."""
+
+    host: AdapterId
+    question: Question
+    stays_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Every question of a benchmark. `names[n - 1]` is the name of adapter n."""
+
+    title: str
+    clients: tuple[ClientQuestions, ...]
+    names: tuple[str, ...] = ()
+    transients: tuple[Transient, ...] = ()
+
+    @property
+    def requests(self) -> int:
+        return sum(len(client.questions) for client in self.clients) + len(self.transients)
+
+    @property
+    def transient_id(self) -> AdapterId:
+        """One id for all transients together: the number after the last adapter's."""
+        return AdapterId(len(self.names) + 1)
+
+    def name_of(self, adapter_id: AdapterId) -> str:
+        if adapter_id == BASE:
+            return BASE_LABEL
+        return "transients" if adapter_id == self.transient_id else self.names[adapter_id - 1]
+
 
 # ── prompts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 # Prompts of a given length are made from a seed, so that every server gets the same ones.
@@ -52,6 +112,9 @@ def random_ids(dice: random.Random, tokens: int, vocab_size: int) -> array[int]:
     """Random token ids, without the lowest tenth of the vocabulary: it holds the control tokens."""
     return array("I", dice.choices(range(vocab_size // 10, vocab_size), k=tokens))
 
+
+# ── making ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# Questions come from flags, from a scenario or from a trace.
 
 RANDOM_PROMPTS = 1000
 

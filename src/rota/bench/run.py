@@ -13,8 +13,7 @@ import aiohttp
 from rota.bench.backends import BACKENDS
 from rota.bench.client import AnswerFailed, Server, ServerList, list_models
 from rota.bench.config import BenchConfig
-from rota.bench.questions import read_workload, warmups
-from rota.bench.workload import ClientQuestions, Question, Transient, Workload
+from rota.bench.questions import ClientQuestions, Question, Transient, Workload, read_workload, warmups
 from rota.core.errors import ConfigError
 from rota.core.events import Finished, FinishReason
 from rota.core.ids import BASE, AdapterId

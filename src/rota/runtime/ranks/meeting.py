@@ -85,7 +85,7 @@ _PIECES, _PIECE_BYTES = 64, 4096
 
 def facts(config: EngineConfig) -> dict[str, str]:
     """By name, each as a word."""
-    return {**dict(_versions()), **dict(_flags(config)), **dict(_files(config))}
+    return {**versions(), **dict(_flags(config)), **dict(_files(config))}
 
 
 def difference(own: dict[str, str], others: dict[int, dict[str, str]]) -> str:
@@ -105,13 +105,11 @@ def compared(us: str, own: dict[str, str], them: str, theirs: dict[str, str]) ->
 
 def versions(*others: str) -> dict[str, str]:
     """Of Rota and the libraries that decide what a step computes, and of other libraries."""
-    return dict(_versions(others))
-
-
-def _versions(others: Iterable[str] = ()) -> Iterator[tuple[str, str]]:
-    for name in (*_LIBRARIES, *others):
-        for found in metadata.distributions(name=name):
-            yield f"the version of {name}", found.version
+    return {
+        f"the version of {name}": found.version
+        for name in (*_LIBRARIES, *others)
+        for found in metadata.distributions(name=name)
+    }
 
 
 def _flags(config: EngineConfig) -> Iterator[tuple[str, str]]:

@@ -132,7 +132,7 @@ class ReplicaDesk:
                 reason = FinishReason.STOP if is_complete else FinishReason.ABORT
                 return [] if self._pass_on(request_id, message) else self._end_held(request_id, reason, at)
             case Explain(request_id, at):
-                return [] if self._pass_on(request_id, message) else [self._explain(request_id, at)]
+                return [] if self._pass_on(request_id, message) else [explain_held(self._quotas, request_id, at)]
             case AddAdapter():
                 events = self._look_who_is_away()
                 if not self._adapters.add(message, self._roster.numbers()):
@@ -225,9 +225,6 @@ class ReplicaDesk:
             self._removals[message.adapter_id] = message
             return []
         return self._adapters.remove(message, self._roster.numbers())
-
-    def _explain(self, request_id: RequestId, at: float) -> Explained:
-        return explain_held(self._quotas, request_id, at)
 
     # ── events ───────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import is_
 
 from rota.core.capacity import Capacity
@@ -77,24 +77,6 @@ def _reason(engines: Sequence[ServiceState]) -> str:
 LIVING = (ServicePhase.READY, ServicePhase.STARTING)
 
 
-@dataclass(frozen=True, slots=True)
-class RosterView:
-    """All states at one moment, and what follows from them."""
-
-    states: tuple[ServiceState, ...]
-    joint: ServiceState
-
-    @property
-    def ready(self) -> list[int]:
-        return [number for number, state in enumerate(self.states) if state.phase is ServicePhase.READY]
-
-    @property
-    def starting(self) -> list[int]:
-        """Those that will probably serve soon."""
-        starting = ((number, state) for number, state in enumerate(self.states) if state.phase is ServicePhase.STARTING)
-        return [number for number, state in starting if not state.may_last]
-
-
 class Roster:
     """Callers hold a lock, except for `look`. Replicas stay in it for ever, also those that are down.
 
@@ -109,6 +91,7 @@ class Roster:
         # Those that take requests, as of the last look. While none serves, requests wait for those that start.
         self.takers: frozenset[int] = frozenset()
         self.lowest = 0  # the number of the first that serves
+        self._seen: tuple[ServiceState, ...] = ()
         self._keep(self.states)
 
     def __len__(self) -> int:
@@ -123,11 +106,10 @@ class Roster:
 
     def look(self) -> ServiceState:
         """Look at all replicas; gives their joint state."""
-        states = self.states
-        seen = self._look.states
+        states, seen = self.states, self._seen
         if len(states) != len(seen) or not all(map(is_, states, seen)):  # a state is made anew when it changes
             self._keep(states)
-        return self._look.joint
+        return self._joint
 
     def add(self, replica: Service) -> int:
         self._replicas.append(replica)
@@ -142,7 +124,8 @@ class Roster:
 
     def starting(self) -> list[int]:
         """Those that will probably serve soon, as of the last look."""
-        return self._look.starting
+        seen = enumerate(self._seen)
+        return [number for number, one in seen if one.phase is ServicePhase.STARTING and not one.may_last]
 
     def away(self) -> frozenset[int]:
         """Those that start and that no adapter waits for: late ones, ones without a place once others served, and ones
@@ -165,10 +148,11 @@ class Roster:
         return next(waits, "All replicas are down.")
 
     def _keep(self, states: tuple[ServiceState, ...]) -> None:
-        self._look = look = RosterView(states, joint_state(states, self.first, self._has_served))
-        self._has_served = self._has_served or look.joint.has_served
-        self.takers = frozenset(look.ready or look.starting)
-        self.lowest = next(iter(look.ready), 0)
+        self._seen, self._joint = states, joint_state(states, self.first, self._has_served)
+        self._has_served = self._has_served or self._joint.has_served
+        ready = [number for number, one in enumerate(states) if one.phase is ServicePhase.READY]
+        self.takers = frozenset(ready or self.starting())
+        self.lowest = next(iter(ready), 0)
 
     def tell(self, number: int, message: Message) -> bool:
         """False if the replica is down."""
