@@ -77,14 +77,6 @@ class AnswerProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerOutcome:
-    """How an answer ended, and what went wrong if it failed."""
-
-    finished: Finished
-    problem: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Server:
     """The server under test."""
 
@@ -94,8 +86,8 @@ class Server:
 
     async def ask(
         self, request_id: RequestId, body: bytes, record: RequestRecord, leaves_after_s: float | None = None
-    ) -> AnswerOutcome:
-        """Send a body and follow its answer for at most `leaves_after_s`. An error is part of the outcome."""
+    ) -> tuple[Finished, str]:
+        """Send a body and follow its answer for at most `leaves_after_s`; gives its end, and what went wrong."""
         answer, problem = AnswerProgress(record), ""
         try:
             async with asyncio.timeout(leaves_after_s) as deadline:
@@ -106,16 +98,14 @@ class Server:
             else:
                 reason, problem = FinishReason.FAILED, _explain(error)
         usage, ended_at = answer.usage, time.monotonic()
-        return AnswerOutcome(
-            Finished(
-                request_id=request_id,
-                at=ended_at,
-                reason=reason,
-                prompt_tokens=usage.prompt_tokens,
-                output_tokens=usage.completion_tokens,
-            ),
-            problem,
+        finished = Finished(
+            request_id=request_id,
+            at=ended_at,
+            reason=reason,
+            prompt_tokens=usage.prompt_tokens,
+            output_tokens=usage.completion_tokens,
         )
+        return finished, problem
 
     async def tell(self, path: str, fields: dict[str, Any]) -> None:
         """Post a message whose answer is no stream. Raises AnswerFailed if the server refuses."""

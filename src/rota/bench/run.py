@@ -59,10 +59,10 @@ class BenchRun:
         body = self.server.backend.body(question, adapter, self.models.base, self.is_ignoring_eos)
         self.recorder.asked(question.request_id, question.adapter_id, time.monotonic())
         record = self.recorder.records[question.request_id]
-        outcome = await self.server.ask(question.request_id, body, record, question.leaves_after_s)
-        self.recorder.observe([outcome.finished])
-        if outcome.problem:
-            self.problems[outcome.problem] += 1
+        finished, problem = await self.server.ask(question.request_id, body, record, question.leaves_after_s)
+        self.recorder.observe([finished])
+        if problem:
+            self.problems[problem] += 1
         if gate:
             gate.release()
         self.on_end()
@@ -131,6 +131,6 @@ async def _warm_up(config: BenchConfig, server: Server, models: ServerList) -> N
     for question in warmups(config):
         recorder.asked(question.request_id, AdapterId(BASE), 0.0)
         body = server.backend.body(question, None, models.base, is_ignoring_eos=False)
-        outcome = await server.ask(question.request_id, body, recorder.records[question.request_id])
-        if outcome.problem:
-            raise ConfigError(f"The server at {server.url} does not answer a first short request: {outcome.problem}.")
+        _, problem = await server.ask(question.request_id, body, recorder.records[question.request_id])
+        if problem:
+            raise ConfigError(f"The server at {server.url} does not answer a first short request: {problem}.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 from pathlib import Path
@@ -20,7 +20,7 @@ from rota.sim.cost import Graphs, LinearCost
 # ── step shapes ─────────────────────────────────────────────────────────────────────────────────────────────────────
 # The shape of a step in numbers: what a cost model charges for, column by column.
 
-# The numbers of `LinearCost` that steps show, in the order of the columns of `_linear`.
+# The numbers of `LinearCost` that steps show, in the order of the columns.
 FITTED = ("base_s", "prefill_s", "lora_s", "sequence_s", "prompt_token_s", "context_token_s", "adapter_s")
 # With graphs, tokens cost what the curve says, and nothing besides.
 ON_THE_CURVE = ("sequence_s", "prompt_token_s")
@@ -38,57 +38,41 @@ class MeasuredStep:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class StepShape:
-    """Columns with names: a step's time is the sum of its features, each times the cost of that name."""
-
-    names: Sequence[str]
-    features: Callable[[MeasuredStep], Sequence[float]]
-    with_costs: Callable[[LinearCost, Mapping[str, float]], LinearCost]
-
-
-def linear_shape() -> StepShape:
-    """A step costs a little for each thing in it."""
-
-    def with_costs(like: LinearCost, fitted: Mapping[str, Any]) -> LinearCost:
-        return replace(like, **fitted)
-
-    return StepShape(FITTED, _linear, with_costs)
+def names_of(graphs: Graphs | None) -> list[str]:
+    """The columns. Without graphs a step costs a little for each thing in it; with graphs it is padded, and its tokens
+    cost what a curve says."""
+    if graphs is None:
+        return [*FITTED]
+    return [*(name for name in FITTED if name not in ON_THE_CURVE), *OF_GRAPHS, *_segments(graphs)]
 
 
-def graph_shape(graphs: Graphs) -> StepShape:
-    """A step is padded, and its tokens cost what a curve says."""
-    kept = [column for column, name in enumerate(FITTED) if name not in ON_THE_CURVE]
-    segments = [f"up to {knot}" for knot in graphs.knots[1:]]
-
-    def features(step: MeasuredStep) -> list[float]:
-        tokens, has_graph = graphs.padded(step.decodes, step.prompt_tokens)
-        linear, has_adapters = _linear(step), step.adapters > 0
-        of_graphs = (float(tokens * has_adapters), float(not has_graph), float(not has_graph and has_adapters))
-        return [*(linear[column] for column in kept), *of_graphs, *graphs.stairs(tokens)]
-
-    def with_costs(like: LinearCost, fitted: Mapping[str, float]) -> LinearCost:
-        """A segment of the curve that no step has reached rises as it does in `like`."""
-        former = [high - low for low, high in zip(graphs.knots_s, graphs.knots_s[1:], strict=False)]
-        rises = [fitted.get(name, rise) for name, rise in zip(segments, former, strict=True)]
-        own: dict[str, Any] = {name: fitted[name] for name in OF_GRAPHS if name in fitted}
-        found = replace(graphs, knots_s=tuple(accumulate(rises, initial=0.0)), **own)
-        linear: dict[str, Any] = {name: fitted[name] for name in FITTED if name in fitted}
-        return replace(like, graphs=found, **(linear | dict.fromkeys(ON_THE_CURVE, 0.0)))
-
-    return StepShape([*(FITTED[column] for column in kept), *OF_GRAPHS, *segments], features, with_costs)
+def features_of(step: MeasuredStep, graphs: Graphs | None) -> list[float]:
+    """A step's time is the sum of these, each times the cost of its column."""
+    has_prompt, has_adapters = step.prompt_tokens > 0, step.adapters > 0
+    counts = (step.decodes, step.prompt_tokens, step.context_tokens, step.adapters)
+    linear = dict(zip(FITTED, (1.0, float(has_prompt), float(has_adapters), *counts), strict=True))
+    if graphs is None:
+        return [*linear.values()]
+    tokens, has_graph = graphs.padded(step.decodes, step.prompt_tokens)
+    of_graphs = (float(tokens * has_adapters), float(not has_graph), float(not has_graph and has_adapters))
+    kept = (feature for name, feature in linear.items() if name not in ON_THE_CURVE)
+    return [*kept, *of_graphs, *graphs.stairs(tokens)]
 
 
-def _linear(step: MeasuredStep) -> tuple[float, ...]:
-    return (
-        1.0,
-        float(step.prompt_tokens > 0),
-        float(step.adapters > 0),
-        step.decodes,
-        step.prompt_tokens,
-        step.context_tokens,
-        step.adapters,
-    )
+def with_costs(like: LinearCost, fitted: Mapping[str, float]) -> LinearCost:
+    """A segment of the curve that no step has reached rises as it does in `like`."""
+    linear: dict[str, Any] = {name: fitted[name] for name in FITTED if name in fitted}
+    if (graphs := like.graphs) is None:
+        return replace(like, **linear)
+    former = [high - low for low, high in zip(graphs.knots_s, graphs.knots_s[1:], strict=False)]
+    rises = [fitted.get(name, rise) for name, rise in zip(_segments(graphs), former, strict=True)]
+    own: dict[str, Any] = {name: fitted[name] for name in OF_GRAPHS if name in fitted}
+    found = replace(graphs, knots_s=tuple(accumulate(rises, initial=0.0)), **own)
+    return replace(like, graphs=found, **(linear | dict.fromkeys(ON_THE_CURVE, 0.0)))
+
+
+def _segments(graphs: Graphs) -> list[str]:
+    return [f"up to {knot}" for knot in graphs.knots[1:]]
 
 
 COUNTS = ("decodes", "prompt_tokens", "context_tokens", "adapters")
@@ -119,13 +103,13 @@ def calibrate(steps: Sequence[MeasuredStep], like: LinearCost, name: str) -> Fit
         raise ConfigError(
             f"{like.name} computes prompts alone, but measured steps mix prompts and decodes; fit another."
         )
-    shape = linear_shape() if like.graphs is None else graph_shape(like.graphs)
-    features = np.array([shape.features(step) for step in steps], dtype=np.float64)
+    names = names_of(like.graphs)
+    features = np.array([features_of(step, like.graphs) for step in steps], dtype=np.float64)
     seconds = np.array([step.seconds for step in steps], dtype=np.float64)
-    occurring = [column for column in range(len(shape.names)) if features[:, column].any()]
+    occurring = [column for column in range(len(names)) if features[:, column].any()]
     weights = _fit(features[:, occurring], seconds)
-    fitted = {shape.names[column]: float(weight) for column, weight in zip(occurring, weights, strict=True)}
-    cost = shape.with_costs(replace(like, name=name, prefill="mixed"), fitted)
+    fitted = {names[column]: float(weight) for column, weight in zip(occurring, weights, strict=True)}
+    cost = with_costs(replace(like, name=name, prefill="mixed"), fitted)
     return Fit(cost=cost, steps=len(steps), **errors(cost, steps))
 
 

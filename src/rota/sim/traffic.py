@@ -19,31 +19,6 @@ from rota.sim.world import Mail
 from rota.workload.arrivals import Arrival, Visit, asks, visits
 from rota.workload.scenario import Scenario
 
-# ── prompts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-# Prompts of the simulator are numbers: no two are alike, except where a client's prompts share their first tokens.
-
-
-class SimulatedPrompts:
-    """Prompts share their numbers, so that a day of traffic fits into memory.
-
-    client 2, request 7    prefix of client 2 | the request's own number | 5 6 7 …
-    """
-
-    def __init__(self, longest: int, clients: int) -> None:
-        self._numbers = tuple(range(longest))
-        self._clients = clients
-
-    def prompt(self, client: int, ask: Arrival) -> tuple[int, ...]:
-        """`client` is any number below the number of clients; all its prompts share the same prefix."""
-        first_free, numbers = len(self._numbers), self._numbers
-        own = first_free + (1 + ask.number) * self._clients + client
-        if not ask.shared_tokens:
-            return (own, *numbers[1 : ask.prompt_tokens])
-        prefix = (first_free + client, *numbers[1 : ask.shared_tokens])
-        rest = numbers[ask.shared_tokens + 1 : ask.prompt_tokens]
-        return prefix if ask.prompt_tokens == ask.shared_tokens else (*prefix, own, *rest)
-
-
 GRAMMAR = Grammar("simulated")  # its cost does not depend on what it says
 
 
@@ -62,7 +37,9 @@ class SimulatedTraffic:
         self._replicas = replicas
         self._observers: Sequence[Observer] = ()
         self._front_s = self._starts_at = 0.0
-        self._prompts = SimulatedPrompts(scenario.longest, len(scenario.clients) + 1)
+        self._numbers = tuple(
+            range(scenario.longest)
+        )  # shared by all prompts, so that a day of traffic fits into memory
         self._waves: list[Iterator[Arrival]] = []  # what closed-loop clients ask next
         self._client_of: dict[RequestId, int] = {}  # by open request
         self._coming: dict[AdapterId, Visit] = {}  # transient adapters that are being read
@@ -143,13 +120,26 @@ class SimulatedTraffic:
         number = client if isinstance(client, int) else len(self._scenario.clients)
         return Request(
             request_id=request_id,
-            prompt=self._prompts.prompt(number, ask),
+            prompt=self._prompt(number, ask),
             sampling=self._sampling(client, ask),
             arrived_at=at + self._front_s,
             adapter_id=ask.adapter_id,
             tenant=tenant,
             priority=tenant.priority + ask.priority,
         )
+
+    def _prompt(self, client: int, ask: Arrival) -> tuple[int, ...]:
+        """No two prompts are alike, except where a client's prompts share their first tokens.
+
+        client 2, request 7    prefix of client 2 | the request's own number | 5 6 7 …
+        """
+        first_free, numbers = len(self._numbers), self._numbers
+        own = first_free + (1 + ask.number) * (len(self._scenario.clients) + 1) + client
+        if not ask.shared_tokens:
+            return (own, *numbers[1 : ask.prompt_tokens])
+        prefix = (first_free + client, *numbers[1 : ask.shared_tokens])
+        rest = numbers[ask.shared_tokens + 1 : ask.prompt_tokens]
+        return prefix if ask.prompt_tokens == ask.shared_tokens else (*prefix, own, *rest)
 
     def _sampling(self, client: int | str, ask: Arrival) -> SamplingParams:
         """Requests with a grammar are spread evenly over a client's."""
