@@ -106,24 +106,8 @@ class StepFrame:
             return len(plan.grants) <= self.page_changes
         return sum(chunk.length for chunk in plan.chunks) <= self.prompt_tokens
 
-    def pack(self, values: Mapping[str, Numbers], padding_row: int, padding_place: int, scratch_block: int) -> Numbers:
+    def pack(self, values: Mapping[str, Numbers], padding: Mapping[str, int]) -> Numbers:
         """A step's sections as one array."""
-        padding = {
-            "rows": padding_row,
-            "lengths": 1,
-            "places": padding_place,
-            "blocks": scratch_block,
-            "token_ids": 0,
-            "positions": 0,
-            "token_rows": padding_row,
-            "last": 0,
-            "sampled_rows": padding_row,
-            "sampled_lengths": 1,
-            "chunk_rows": padding_row,
-            "starts": 0,
-            # A chunk that is not there begins and ends where the last one ends.
-            "offsets": int(values["offsets"][-1]) if len(values["offsets"]) else 0,
-        }
         return _layout(self).pack(values, padding)
 
     def unpack(self, line: Tensor) -> dict[str, Tensor]:

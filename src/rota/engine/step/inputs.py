@@ -44,9 +44,13 @@ class Rows:
     def __init__(self, rows: int, pages: int, block_size: int, scratch_block: int, device: torch.device) -> None:
         self._device = device
         self._padding = rows
+        # What a frame's sections are filled up with: rows, pages and chunks that read and write only the scratch block.
+        self._fill = {
+            "rows": rows, "lengths": 1, "places": rows * pages, "blocks": scratch_block, "token_ids": 0, "positions": 0,
+            "token_rows": rows, "last": 0, "sampled_rows": rows, "sampled_lengths": 1, "chunk_rows": rows, "starts": 0,
+        }  # fmt: skip
         self._pages = pages
         self._block_size = block_size
-        self._scratch_block = scratch_block
         self.tables = torch.full((rows + 1, pages), scratch_block, dtype=torch.int32, device=device)
         self.newest_token = torch.zeros(rows + 1, dtype=torch.int64, device=device)
         self._tokens: list[Numbers] = [NONE] * rows
@@ -73,7 +77,9 @@ class Rows:
             "sampled_rows": sampled,
             "sampled_lengths": self._computed[sampled],
         }
-        line = frame.pack(values, self._padding, self._padding * self._pages, self._scratch_block)
+        # A chunk that is not there begins and ends where the last one ends.
+        end = int(chunks["offsets"][-1]) if plan.chunks else 0
+        line = frame.pack(values, self._fill | {"offsets": end})
         token_rows = np.full(frame.tokens, self._padding, np.int32)
         token_rows[: len(decodes)] = decodes
         token_rows[frame.decodes : frame.decodes + len(chunks["token_rows"])] = chunks["token_rows"]
