@@ -51,10 +51,7 @@ def rms_norm_kernel(
         row = rounded.to(tl.float32)
     normed = row * tl.rsqrt(tl.sum(row * row, 0) / WIDTH + epsilon)
     normed *= scale.to(tl.float32)
-    if codes is None:
-        tl.store(output + token * WIDTH + columns, normed.to(output.dtype.element_ty), mask=is_real)
-    else:
-        store_both(normed, output, codes, scales, token, is_real, WIDTH, COLUMNS, MOST, LEAST)
+    store_row(normed, output, codes, scales, token, columns, is_real, WIDTH, COLUMNS, MOST, LEAST)
 
 
 @triton.jit
@@ -80,24 +77,21 @@ def silu_multiply_kernel(
     gate = tl.load(pointers, mask=is_real, other=0.0).to(tl.float32)
     up = tl.load(pointers + WIDTH, mask=is_real, other=0.0).to(tl.float32)
     product = gate * tl.sigmoid(gate) * up
-    if codes is None:
-        tl.store(output + token * WIDTH + columns, product.to(output.dtype.element_ty), mask=is_real)
-    else:
-        store_both(product, output, codes, scales, token, is_real, WIDTH, COLUMNS, MOST, LEAST)
+    store_row(product, output, codes, scales, token, columns, is_real, WIDTH, COLUMNS, MOST, LEAST)
 
 
 @triton.jit
-def store_both(
-    numbers, output, codes, scales, token, is_real,
+def store_row(
+    numbers, output, codes, scales, token, columns, is_real,
     WIDTH: tl.constexpr, COLUMNS: tl.constexpr, MOST: tl.constexpr, LEAST: tl.constexpr,
 ):  # fmt: skip
-    """A row in 16 bits, and the codes of what was written."""
+    """A row in 16 bits, and the codes of what was written where they are wanted."""
     kept = numbers.to(output.dtype.element_ty)
-    columns = tl.arange(0, COLUMNS)
     tl.store(output + token * WIDTH + columns, kept, mask=is_real)
-    ordered, scale = in_words(kept.to(tl.float32), COLUMNS, MOST, LEAST)
-    tl.store(codes + token * WIDTH + columns, ordered.to(codes.dtype.element_ty), mask=is_real)
-    tl.store(scales + token, scale)
+    if codes is not None:
+        ordered, scale = in_words(kept.to(tl.float32), COLUMNS, MOST, LEAST)
+        tl.store(codes + token * WIDTH + columns, ordered.to(codes.dtype.element_ty), mask=is_real)
+        tl.store(scales + token, scale)
 
 
 # What a step brings may lie anywhere in a larger buffer: no recompilation when its alignment changes.

@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from rota.engine.ops.kernels import in_eight_bits, normed_heads, store_both, store_heads, turned
+from rota.engine.ops.kernels import in_eight_bits, normed_heads, store_heads, store_row, turned
 from rota.engine.programmatic_launch import follow
 
 # ── adding ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -322,7 +322,4 @@ def add_rms_norm_kernel(
     tl.store(residual_at, rounded, mask=is_real)
     row = rounded.to(tl.float32)
     normed = row * tl.rsqrt(tl.sum(row * row, 0) / WIDTH + epsilon) * scale
-    if codes is None:
-        tl.store(output + token * WIDTH + column, normed.to(output.dtype.element_ty), mask=is_real)
-    else:
-        store_both(normed, output, codes, scales, token, is_real, WIDTH, COLUMNS, MOST, LEAST)
+    store_row(normed, output, codes, scales, token, column, is_real, WIDTH, COLUMNS, MOST, LEAST)
