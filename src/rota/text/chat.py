@@ -59,24 +59,24 @@ _RESULT = ("<tool_response>\n", "\n</tool_response>")
 # Every text that this form writes by itself.
 LITERALS = (_BEFORE_TOOLS, _AFTER_TOOLS, *_CALL, *_RESULT)
 
-Message = Mapping[str, Any]
+ChatMessage = Mapping[str, Any]
+Messages = Sequence[ChatMessage]
+Tools = Sequence[Mapping[str, Any]] | None
 
 
-def in_hermes_form(
-    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, has_system: bool = True
-) -> list[Message]:
+def in_hermes_form(messages: Messages, tools: Tools, has_system: bool = True) -> list[ChatMessage]:
     """The same conversation with roles system, user and assistant alone. `has_system`: the template takes that role.
 
     Texts are put together by `+` alone, because users' texts may be in disguise (`user_text`).
     """
-    plain: list[Message] = []
+    plain: list[ChatMessage] = []
     for is_result, group in groupby(messages, lambda message: bool(message["role"] == "tool")):
         together = list(group)
         plain += [_results(together)] if is_result else map(_with_calls, together)
     return _with_tools(plain, _BEFORE_TOOLS + _listed(tools) + _AFTER_TOOLS, has_system) if tools else plain
 
 
-def _with_tools(messages: list[Message], tools: str, has_system: bool) -> list[Message]:
+def _with_tools(messages: list[ChatMessage], tools: str, has_system: bool) -> list[ChatMessage]:
     """The tools stand behind the system's own words, or before the user's if there can be no system message."""
     first = messages[0]
     if first["role"] == "system":
@@ -88,13 +88,13 @@ def _with_tools(messages: list[Message], tools: str, has_system: bool) -> list[M
     return [{"role": "user", "content": tools}, *messages]
 
 
-def _results(messages: list[Message]) -> Message:
+def _results(messages: list[ChatMessage]) -> ChatMessage:
     """Results that follow each other share a message."""
     first, *others = [_RESULT[0] + message["content"] + _RESULT[1] for message in messages]
     return {"role": "user", "content": reduce(lambda text, result: text + "\n" + result, others, first)}
 
 
-def _with_calls(message: Message) -> Message:
+def _with_calls(message: ChatMessage) -> ChatMessage:
     """The calls of a message stand behind its words."""
     if "tool_calls" not in message:
         return message
@@ -111,10 +111,6 @@ def _listed(tools: Sequence[Mapping[str, Any]]) -> str:
 def _as_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
-
-ChatMessage = Mapping[str, Any]
-Messages = Sequence[ChatMessage]
-Tools = Sequence[Mapping[str, Any]] | None
 
 # A template may make control tokens of these words. Every other text of a message is its user's.
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})

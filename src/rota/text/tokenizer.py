@@ -68,14 +68,14 @@ class Tokenizer:
                 f"The tokenizer in {folder} decodes in a way that cannot be streamed ({error}); "
                 "byte-level and sentencepiece tokenizers can."
             ) from error
-        self._chat = ChatTemplate(folder, settings, special_tokens)
+        self.chat = ChatTemplate(folder, settings, special_tokens)
         self.vocab_size: int = self._library.get_vocab_size()
         self.eos_ids = self._find_eos_ids(folder, special_tokens)
 
     @property
     def chat_template(self) -> str | None:
         """The text of the template that renders conversations, if there is one."""
-        return self._chat.default
+        return self.chat.default
 
     @cached_property
     def longest_token(self) -> int:
@@ -92,10 +92,6 @@ class Tokenizer:
         """Token ids lie below it. Some below it may have no token."""
         return max(self._library.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
-    @property
-    def chat(self) -> ChatTemplate:
-        return self._chat
-
     def special_ids(self, texts: Iterable[str]) -> dict[str, int]:
         """The ids of those texts that are special tokens."""
         found = {text: self._library.token_to_id(text) for text in texts}
@@ -103,7 +99,7 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
         """The tokens of a text, with the special tokens that the model folder puts around it."""
-        return self._encode(text, add_special_tokens)
+        return tuple(self._encodings([text], add_special_tokens)[0].ids)
 
     def encode_each(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
         """The tokens of each text, without special tokens around it."""
@@ -112,7 +108,7 @@ class Tokenizer:
     def warm_up(self) -> None:
         """Do the work that the first text and the first conversation would wait for. It may take a second."""
         _ = self.longest_token
-        self._chat.warm_up()
+        self.chat.warm_up()
         with suppress(RequestError):  # a template that cannot be read refuses every conversation
             self._control_tokens.can_be_spelled(())
 
@@ -140,23 +136,20 @@ class Tokenizer:
         """
         sent, end = (marked(messages), up_to_mark) if is_continued else (messages, str)
         conversation = Conversation(sent, tools, add_generation_prompt, variables)
-        text = end(self._chat.render(conversation))
+        text = end(self.chat.render(conversation))
         # Templates write their own special tokens, and there must be no second BOS.
-        tokens = self._encode(text, add_special_tokens=False)
+        tokens = self.encode(text, add_special_tokens=False)
         if not self._control_tokens.can_be_spelled(texts_in([*messages, *(tools or ()), variables])):
             return tokens
 
         def render(stand_ins: Mapping[str, str]) -> str:
-            return end(self._chat.render_disguised(conversation, stand_ins))
+            return end(self.chat.render_disguised(conversation, stand_ins))
 
         return tuple(self._control_tokens.tokens(text, tokens, render))
 
     @cached_property
     def _control_tokens(self) -> ControlTokens:
-        return ControlTokens(self._library, self._chat.literals)
-
-    def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
-        return tuple(self._encodings([text], add_special_tokens)[0].ids)
+        return ControlTokens(self._library, self.chat.literals)
 
     def _encodings(self, texts: Sequence[str], add_special_tokens: bool) -> list[Any]:
         try:
