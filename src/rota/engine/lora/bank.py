@@ -169,7 +169,8 @@ class Bank:
         elif self._stage is None:
             self._copy_to_lines(places, adapter)
         else:
-            run = self._arrive(self._stage, adapter.pieces)
+            run = self._stage[: sum(piece.numel() for piece in adapter.pieces)]
+            copy_lines([run], adapter.pieces)
             for index, site in enumerate(stacked_sites(run, self._shapes, self.layers, adapter.site_ranks)):
                 self._place(places, index, site)
         for index, rank in enumerate(adapter.site_ranks):
@@ -215,12 +216,6 @@ class Bank:
     def _write_pages(self, slot: Slot, pages: Sequence[int]) -> None:
         if self._table is not None:
             self._table[slot, : len(pages)] = send(np.array(pages, np.int32), self.device)
-
-    def _arrive(self, stage: Tensor, pieces: Sequence[Tensor]) -> Tensor:
-        run = stage[: sum(piece.numel() for piece in pieces)]
-        for target, piece in zip(torch.split(run, pieces[0].numel()), pieces, strict=True):
-            target.copy_(piece, non_blocking=True)
-        return run
 
     def _copy_to_lines(self, places: Sequence[int], adapter: HostAdapter) -> None:
         sites = [each for each in zip(self._a, self._b, adapter.site_ranks, strict=True) if each[2]]

@@ -8,7 +8,6 @@ earlier, else after the read.
 
 from __future__ import annotations
 
-import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -94,23 +93,16 @@ class PendingCopy:
     """One thread queues the copy, or says that it failed; another thread lets steps wait for it."""
 
     def __init__(self) -> None:
-        self._is_queued = threading.Event()
-        self._is_complete: torch.cuda.Event | None = None
-        self._has_failed = False
-
-    @property
-    def has_failed(self) -> bool:
-        """Does the slot hold nothing? True only after `fail`."""
-        return self._has_failed
+        self._queued: Future[torch.cuda.Event | None] = Future()
+        self.has_failed = False  # does the slot hold nothing?
 
     def queue(self, is_complete: torch.cuda.Event | None) -> None:
         """The copy is queued, and `is_complete` is recorded behind it; without an event it is complete."""
-        self._is_complete = is_complete
-        self._is_queued.set()
+        self._queued.set_result(is_complete)
 
     def fail(self, is_complete: torch.cuda.Event | None) -> None:
         """As `queue`, but the slot was emptied, since the adapter could not be copied."""
-        self._has_failed = True
+        self.has_failed = True
         self.queue(is_complete)
 
     def wait(self) -> None:
@@ -118,9 +110,9 @@ class PendingCopy:
 
         A copy is queued at once if its adapter is in host memory, so this thread hardly ever waits on a GPU.
         """
-        self._is_queued.wait()
-        if self._is_complete is not None:
-            self._is_complete.wait()
+        is_complete = self._queued.result()
+        if is_complete is not None:
+            is_complete.wait()
 
 
 # Downloads have deadlines of their own, by their size; this is the last one, for what no other has seen.

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -67,15 +66,9 @@ def needs_of(entries: Iterable[LoraPath], brought: Brought, ask: Inquire = answe
     size = max(1, min(IN_A_ROW, len(listed) // THREADS))
     rows = [listed[at : at + size] for at in range(0, len(listed), size)]
     known: dict[bytes, Needs] = {}
-    needs_of_row = partial(_needs_of_row, brought, ask, known)
     with ThreadPoolExecutor(THREADS, "adapter-needs") as pool:
-        return [needs for row in pool.map(needs_of_row, rows) for needs in row]
-
-
-def _needs_of_row(
-    brought: Brought, ask: Inquire, known: dict[bytes, Needs], entries: Sequence[LoraPath]
-) -> list[Needs]:
-    return [_needs_of(brought, ask, known, entry) for entry in entries]
+        found = pool.map(lambda row: [_needs_of(brought, ask, known, entry) for entry in row], rows)
+        return [needs for row in found for needs in row]
 
 
 def _needs_of(brought: Brought, ask: Inquire, known: dict[bytes, Needs], entry: LoraPath) -> Needs:
