@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from rota.core.adapter import Adapter
 from rota.core.events import (
     AdapterRemoved,
     AdapterStanding,
@@ -25,17 +24,18 @@ from rota.core.events import (
     SlotState,
 )
 from rota.core.ids import BASE, AdapterId, EngineId, RequestId, Slot
+from rota.core.lora_paths import LoraPath
 from rota.core.standstill import StoodStill
 from rota.dashboard import feed as feed_module
 from rota.dashboard.feed import MOST_ROWS, MOST_TARGETS, AlreadySent, Feed
 from rota.dashboard.lanes import MOST_TENURES
 from rota.dashboard.tenants import MOST_KINDS, MOST_RESTARTS, MOST_TENANTS
+from rota.runtime.registry import Registry
 from rota.runtime.replicas.roster import joint_state
 from rota.runtime.service import ServicePhase, ServiceState
 from rota.server.traffic.route import Route, TrafficSplit
 from tests.builders import capacity
 
-BASE_MODEL = Adapter(adapter_id=BASE, name="letters", path="")
 READY = ServiceState(phase=ServicePhase.READY, capacity=capacity(rows=8, slots=2))
 
 
@@ -46,6 +46,14 @@ class Board:
         self.state = READY
 
 
+def registry(adapters: int) -> Registry:
+    """Adapters with the ids from 1 on."""
+    made = Registry("letters", "")
+    for number in range(1, adapters + 1):
+        made.add(LoraPath(name=f"adapter{number}", path=f"adapters/{number}"))
+    return made
+
+
 @pytest.fixture
 def board():
     return Board()
@@ -53,11 +61,7 @@ def board():
 
 @pytest.fixture
 def feed(board):
-    adapters = [
-        Adapter(adapter_id=AdapterId(number), name=f"adapter{number}", path=f"adapters/{number}")
-        for number in (1, 2, 3)
-    ]
-    return Feed(BASE_MODEL, lambda: adapters, lambda: board.state)
+    return Feed(registry(3), lambda: board.state)
 
 
 def frame_of(feed: Feed, now: float):
@@ -248,13 +252,13 @@ def test_an_adapter_that_was_unloaded_stays_while_it_has_users(feed):
 
 
 def test_every_version_has_a_row_and_says_where_it_lies():
-    names = ("legal", "legal", "poet", "far")
-    paths = ("/a/1", "/a/2", "/a/3", "s3://bucket/far")
-    old, new, poet, far = [
-        Adapter(adapter_id=AdapterId(number + 1), name=name, path=path, version=1 + (number == 1))
-        for number, (name, path) in enumerate(zip(names, paths, strict=True))
-    ]
-    feed = Feed(BASE_MODEL, lambda: [new, poet, far], lambda: READY, lambda: [old])
+    known = Registry("letters", "")
+    known.add(LoraPath(name="legal", path="/a/1"))
+    new = known.renew(LoraPath(name="legal", path="/a/2"))
+    known.add(LoraPath(name="poet", path="/a/3"))
+    known.add(LoraPath(name="far", path="s3://bucket/far"))
+    known.switch(new)
+    feed = Feed(known, lambda: READY)
     feed.observe([host(1, HostState.HELD), host(2, HostState.READING), host(3, HostState.HELD)])
     feed.observe([host(3, HostState.GONE)])
     rows = frame_of(feed, 1.0).adapters[1:]
@@ -307,8 +311,7 @@ def test_of_very_many_targets_the_first_are_shown(feed):
 
 
 def test_of_a_thousand_adapters_the_busy_ones_are_listed():
-    adapters = [Adapter(adapter_id=AdapterId(number), name=f"adapter{number}", path="") for number in range(1, 1001)]
-    feed = Feed(BASE_MODEL, lambda: adapters, lambda: READY)
+    feed = Feed(registry(1000), lambda: READY)
     feed.observe([inspected(standing(700, waiting=1)), slot(0.5, 1, 900, "ready")])
     frame = frame_of(feed, 1.0)
 

@@ -7,12 +7,11 @@ from contextlib import aclosing
 
 import pytest
 
-from rota.core.adapter import Adapter
 from rota.core.errors import Fault, FaultCode, RequestError
-from rota.core.ids import BASE
 from rota.core.messages import Inspect
 from rota.dashboard.feed import Feed
 from rota.dashboard.routes import FRAME_S, Viewers
+from rota.runtime.registry import Registry
 from rota.runtime.service import ServicePhase, ServiceState
 from tests.builders import capacity
 
@@ -21,7 +20,7 @@ READY = ServiceState(phase=ServicePhase.READY, capacity=capacity())
 
 @pytest.fixture
 def feed():
-    return Feed(Adapter(adapter_id=BASE, name="letters", path=""), lambda: [], lambda: READY)
+    return Feed(Registry("letters", ""), lambda: READY)
 
 
 def moment_of(packet: bytes) -> float:

@@ -69,7 +69,7 @@ def keys(tmp_path, caplog) -> Iterator[Keys]:
     service = engines(lambda: FakeDevice(next_token=GATE))
     watch = KeyWatch(keys.source, access.replace_keys, every_s=0.01)
     tokenizer = Tokenizer(write_byte_tokenizer(tmp_path))
-    feed = Feed(registry.base, lambda: registry.adapters, lambda: service.state)
+    feed = Feed(registry, lambda: service.state)
     page = routes_of(Viewers(feed, service.send))
     app = made_app(service, tokenizer, registry, access=access, service_tasks=[watch.run], more_routes=page)
     with running(app) as url, httpx.Client(base_url=url) as keys.client:

@@ -203,7 +203,7 @@ def _listen(start: _Start) -> None:
     refusal, origins = load_refusal(server, keys, config.lora.adapter_root), server.allowed_origins
     access = Access(registry, keys, refusal, own_name=own_name, allowed_origins=origins, blame=start.blame)
     dashboard = needed("dashboard", "--journal-dir") if server.journal_dir else found("dashboard")
-    feed = dashboard.feed_of(registry, service) if dashboard else None
+    feed = dashboard.Feed(registry, lambda: service.state) if dashboard else None
     parts = AppParts(
         service=service,
         tokenizer=tokenizer,

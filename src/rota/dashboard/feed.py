@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Protocol
 
 from rota.core.adapter import Adapter
 from rota.core.events import (
@@ -31,7 +30,9 @@ from rota.dashboard.frame import AdapterRow, EngineFrame, Frame, TargetRow
 from rota.dashboard.lanes import Lanes
 from rota.dashboard.tenants import Tenants, Trouble
 from rota.dashboard.window import SPANS_S, ChartWindow, Span, bucket_of
+from rota.runtime.registry import Registry
 from rota.runtime.service import ServicePhase, ServiceState
+from rota.server.traffic.route import Route
 
 # ── standings ───────────────────────────────────────────────────────────────────────────────────────────────────────
 # Standings of the same adapter on several engines become one, as the page shows an adapter once.
@@ -96,32 +97,11 @@ class AdapterWhereabouts:
 MOST_TARGETS = 40
 
 
-class RouteView(Protocol):
-    """A traffic route, as far as the page shows it."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def weights(self) -> Mapping[str, float]: ...
-
-    @property
-    def requests(self) -> Mapping[str, int]: ...
-
-    @property
-    def shadow(self) -> str | None: ...
-
-    @property
-    def note(self) -> str:
-        """Why it is not as it was set; empty if it is."""
-        ...
-
-
-def target_rows(routes: Iterable[RouteView]) -> tuple[TargetRow, ...]:
+def target_rows(routes: Iterable[Route]) -> tuple[TargetRow, ...]:
     return tuple(islice((row for route in routes for row in _rows(route)), MOST_TARGETS))
 
 
-def _rows(route: RouteView) -> Iterator[TargetRow]:
+def _rows(route: Route) -> Iterator[TargetRow]:
     note = route.note
     for target, weight in route.weights.items():
         requests = route.requests.get(target, 0)
@@ -156,18 +136,9 @@ class AlreadySent:
 class Feed:
     """An observer. It runs on the event loop's thread only."""
 
-    def __init__(
-        self,
-        base: Adapter,
-        loaded: Callable[[], Sequence[Adapter]],
-        state: Callable[[], ServiceState],
-        others: Callable[[], Sequence[Adapter]] = tuple,
-    ) -> None:
-        """`others` are versions that are there and that their names do not mean."""
-        self._base = base
-        self._loaded = loaded
-        self._others = others
-        self.routes: Callable[[], Iterable[RouteView]] = tuple  # the server sets it, once it has traffic
+    def __init__(self, registry: Registry, state: Callable[[], ServiceState]) -> None:
+        self._registry = registry
+        self.routes: Callable[[], Iterable[Route]] = tuple  # the server sets it, once it has traffic
         self._whereabouts = AdapterWhereabouts()
         self._state = state
         self._open: dict[RequestId, OpenRequest] = {}
@@ -238,7 +209,7 @@ class Feed:
             now=now,
             phase=state.phase.value,
             phase_reason=state.reason,
-            model=self._base.name,
+            model=self._registry.base.name,
             may_load=may_load,
             engines=engines,
             slots=sum(engine.slots for engine in engines),
@@ -332,8 +303,8 @@ class Feed:
 
     def _rows(self, standings: Mapping[AdapterId, AdapterStanding], span: Span) -> tuple[tuple[AdapterRow, ...], int]:
         """One row per adapter, by id. If there are too many, adapters in slots or with requests go first."""
-        others = self._others()
-        loaded = {one.adapter_id: one for one in (self._base, *self._loaded(), *others)}
+        others = self._registry.others
+        loaded = {one.adapter_id: one for one in (self._registry.base, *self._registry.adapters, *others)}
         # An adapter that was just unloaded may still have requests or a slot.
         seated = {tenure.adapter for tenure in self._lanes.residents}
         busy = {BASE, *standings, *seated}

@@ -19,8 +19,7 @@ from rota.core.errors import Fault, FaultCode, RequestError
 from rota.core.messages import Inspect
 from rota.dashboard.feed import AlreadySent, Feed
 from rota.dashboard.window import SPANS_S
-from rota.runtime.registry import Registry
-from rota.runtime.service import Service, ServicePhase
+from rota.runtime.service import ServicePhase
 from rota.server.access.access import Right
 from rota.server.context import AppContext
 from rota.server.route import Handler, HttpRoute, get
@@ -87,11 +86,6 @@ HEADERS = {
 }
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _JOURNAL = re.compile(r"[\w-][\w.-]*\.jsonl")
-
-
-def feed_of(registry: Registry, service: Service) -> Feed:
-    """What the page shows of a server; it observes the service."""
-    return Feed(registry.base, lambda: registry.adapters, lambda: service.state, lambda: registry.others)
 
 
 def routes_of(viewers: Viewers, journal_dir: str | None = None) -> tuple[HttpRoute, ...]:
