@@ -28,7 +28,8 @@ from rota.core.plan import StepResult
 from rota.observe.metrics import Metrics
 from rota.runtime.service import ServicePhase, ServiceState
 from rota.scheduler import Scheduler
-from rota.server.metrics import Counts, Scrapes
+from rota.server.metrics import Scrapes
+from rota.server.queries import Queries
 
 SCRAPES_PER_S = 20
 WAITING = 4 * ADAPTERS
@@ -126,9 +127,9 @@ async def longest_stretch(scrapes: Scrapes) -> float:
 async def measure(duration_s: float) -> dict[str, Any]:
     metrics = busy_metrics()
     engine = Engine(metrics)
-    counts = Counts(cast(Any, engine))
-    engine.hear = counts.observe
-    scrapes = Scrapes(metrics, cast(Any, engine), counts, for_picker=True)
+    queries = Queries(cast(Any, engine))
+    engine.hear = queries.observe
+    scrapes = Scrapes(metrics, cast(Any, engine), queries, for_picker=True)
     size = len((await scrapes.answer()).body)
     gc.collect()
     gc.freeze()

@@ -10,7 +10,7 @@ from rota.core.events import AdapterStanding, EngineRestarted, Inspected
 from rota.core.ids import BASE, EngineId
 from rota.core.messages import Message
 from rota.runtime.service import ServicePhase, ServiceState
-from rota.server.metrics import FRESH_S, Counts
+from rota.server.queries import FRESH_S, Queries
 from tests.builders import capacity
 from tests.waiting import TIMEOUT_S
 
@@ -37,44 +37,44 @@ def answer(at: float, steps: int = 1) -> Inspected:
     return Inspected(at=at, steps=steps, rows=0, blocks=1, blocks_used=0, slots=1, adapters=(), others=NOTHING)
 
 
-async def asked(counts: Counts, steps: int) -> dict[EngineId, Inspected]:
+async def asked(queries: Queries, steps: int) -> dict[EngineId, Inspected]:
     """A scrape that the engine answers at once."""
-    scrape = asyncio.create_task(counts.ask(()))
+    scrape = asyncio.create_task(queries.count(()))
     await asyncio.sleep(0)
-    counts.observe([answer(time.monotonic() + LATER_S, steps)])
+    queries.observe([answer(time.monotonic() + LATER_S, steps)])
     return await scrape
 
 
 def test_while_a_step_runs_a_scraper_gets_the_last_numbers_and_questions_do_not_pile_up():
     async def act() -> None:
         engine = Engine()
-        counts = Counts(engine, timeout_s=60.0)
-        assert (await asked(counts, steps=1))[EngineId(0)].steps == 1
+        queries = Queries(engine, timeout_s=60.0)
+        assert (await asked(queries, steps=1))[EngineId(0)].steps == 1
         for _ in range(3):
-            assert (await counts.ask(()))[EngineId(0)].steps == 1
+            assert (await queries.count(()))[EngineId(0)].steps == 1
         assert len(engine.sent) == 2, "the second is open"
-        counts.observe([answer(time.monotonic() + LATER_S, steps=2)])
-        assert (await asked(counts, steps=3))[EngineId(0)].steps == 3
+        queries.observe([answer(time.monotonic() + LATER_S, steps=2)])
+        assert (await asked(queries, steps=3))[EngineId(0)].steps == 3
 
     asyncio.run(act())
 
 
 def test_numbers_that_are_too_old_are_left_out():
     async def act() -> None:
-        counts = Counts(Engine(), timeout_s=0.01)
-        counts.observe([answer(time.monotonic() - FRESH_S - 1.0)])
+        queries = Queries(Engine(), timeout_s=0.01)
+        queries.observe([answer(time.monotonic() - FRESH_S - 1.0)])
 
-        assert await counts.ask(()) == {}
+        assert await queries.count(()) == {}
 
     asyncio.run(act())
 
 
 def test_an_engine_that_died_with_the_question_is_not_waited_for():
     async def act() -> None:
-        counts = Counts(Engine(), timeout_s=60.0)
-        scrape = asyncio.create_task(counts.ask(()))
+        queries = Queries(Engine(), timeout_s=60.0)
+        scrape = asyncio.create_task(queries.count(()))
         await asyncio.sleep(0)
-        counts.observe([EngineRestarted(at=time.monotonic(), reason="It died.")])
+        queries.observe([EngineRestarted(at=time.monotonic(), reason="It died.")])
 
         assert await asyncio.wait_for(scrape, TIMEOUT_S) == {}
 
@@ -88,20 +88,20 @@ def test_without_an_engine_there_are_no_numbers_and_no_wait(is_up):
         engine.is_gone = True
         if not is_up:
             engine.state = ServiceState(phase=ServicePhase.STARTING)
-        counts = Counts(engine, timeout_s=60.0)
+        queries = Queries(engine, timeout_s=60.0)
         for _ in range(2):
-            assert await asyncio.wait_for(counts.ask(()), TIMEOUT_S) == {}
+            assert await asyncio.wait_for(queries.count(()), TIMEOUT_S) == {}
 
     asyncio.run(act())
 
 
 def test_a_whole_inspection_for_another_reader_is_no_answer():
     async def act() -> None:
-        counts = Counts(Engine(), timeout_s=0.01)
-        scrape = asyncio.create_task(counts.ask(()))
+        queries = Queries(Engine(), timeout_s=0.01)
+        scrape = asyncio.create_task(queries.count(()))
         await asyncio.sleep(0)
         whole = Inspected(at=time.monotonic(), steps=1, rows=0, blocks=1, blocks_used=0, slots=1, adapters=())
-        counts.observe([whole])
+        queries.observe([whole])
 
         assert await scrape == {}
 

@@ -36,7 +36,7 @@ from rota.server.context import AppContext, AppParts
 from rota.server.docs import ERROR_RESPONSES, install_docs_page, install_openapi
 from rota.server.door.body_limit import BodyLimit
 from rota.server.errors import install_error_handlers
-from rota.server.metrics import Counts, Scrapes
+from rota.server.metrics import Scrapes
 from rota.server.open_answers import OpenAnswer, OpenAnswers
 from rota.server.openai.chat import chat_completions
 from rota.server.openai.chat_fields import ChatFields
@@ -153,8 +153,8 @@ def create_app(parts: AppParts, routes: Iterable[HttpRoute]) -> FastAPI:
     manager = AdapterManager(service, registry, parts.unload_timeout_s, parts.locate, config.reload_changed)
     split.tie(manager)
     answers, spool, history = OpenAnswers(partial(_note, metrics, shadows)), Spool(), History(registry)
-    queries, counts, pausing = Queries(service), Counts(service), Pausing(service, answers)
-    heard = history, manager, split, queries, counts, pausing, QuarantineLog(access.blame)
+    queries, pausing = Queries(service), Pausing(service, answers)
+    heard = history, manager, split, queries, pausing, QuarantineLog(access.blame)
     # Observers get requests and events; listeners get events only.
     streams = Streams(service, Observers([metrics, *parts.watchers], [*(one.observe for one in heard), log_engines]))
     prefix, roots = parts.prefix, access.adapter_roots
@@ -165,7 +165,7 @@ def create_app(parts: AppParts, routes: Iterable[HttpRoute]) -> FastAPI:
         pausing=pausing,
         queries=queries,
         metrics=metrics,
-        scrapes=Scrapes(metrics, service, counts, for_picker=config.picker_metrics),
+        scrapes=Scrapes(metrics, service, queries, for_picker=config.picker_metrics),
         adapters=manager,
         updates=Updates(manager, registry, access, spool),
         listing=Listing(registry, manager, history, spool),

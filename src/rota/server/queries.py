@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from rota.core.errors import Fault, FaultCode, RequestError
 from rota.core.events import CacheFlushed, EngineRestarted, Event, Explained, Inspected, PauseChanged
-from rota.core.ids import EngineId, RequestId
+from rota.core.ids import AdapterId, EngineId, RequestId
 from rota.core.messages import Explain, FlushCache, Inspect, Pause, Query, Resume
 from rota.runtime.service import Service
 from rota.server.open_answers import OpenAnswers
@@ -25,6 +25,9 @@ from rota.server.open_answers import OpenAnswers
 TIMEOUT_S = 3.0
 # How many times the time-out is spent if there is no earlier answer to fall back on.
 FIRST_TRIES = 20
+# So long a scrape waits for new numbers if there are some that are not older than FRESH_S.
+QUICK_S = 0.002
+FRESH_S = 0.25
 
 Answer = TypeVar("Answer", Inspected, CacheFlushed)
 
@@ -71,6 +74,10 @@ class Queries:
         self._gathering: dict[type[Any], Gathering[Any]] = {}
         # The last state that each engine sent, also if it came too late for its query.
         self._last: dict[EngineId, Inspected] = {}
+        # The last numbers that each engine sent, and the question for new ones.
+        self._numbers: dict[EngineId, Inspected] = {}
+        self._counting: Gathering[Inspected] | None = None
+        self._counting_since = 0.0
 
     @property
     def _engines(self) -> list[EngineId]:
@@ -94,6 +101,34 @@ class Queries:
             if len(found) == len(engines):
                 break
         return tuple(found.values())
+
+    async def count(self, only: tuple[AdapterId, ...]) -> dict[EngineId, Inspected]:
+        """The numbers of each engine that serves, for a scrape; an engine that does not answer in time is left out.
+
+        A scraper that comes often gets the engine's last answer while a long step runs.
+        """
+        engines, now = self._engines, time.monotonic()
+        asking = self._ask_to_count(engines, only, now)
+        if asking is None:
+            return {}
+        is_known = all(self._is_fresh(one, now) for one in engines)
+        await asyncio.wait([asking.done], timeout=QUICK_S if is_known else self._timeout_s)
+        return {one: self._numbers[one] for one in engines if self._is_fresh(one, now)}
+
+    def _is_fresh(self, engine_id: EngineId, now: float) -> bool:
+        last = self._numbers.get(engine_id)
+        return last is not None and last.at >= now - FRESH_S
+
+    def _ask_to_count(
+        self, engines: list[EngineId], only: tuple[AdapterId, ...], now: float
+    ) -> Gathering[Inspected] | None:
+        """The question that is open, or a new one: in a long step, scrapes do not pile up questions."""
+        asking = self._counting
+        if asking and not asking.done.done() and now < self._counting_since + self._timeout_s:
+            return asking
+        is_asked = bool(engines) and self._send(Inspect(now, only))
+        self._counting, self._counting_since = Gathering(engines) if is_asked else None, now
+        return self._counting
 
     async def explain(self, request_id: RequestId) -> Explained | None:
         """Why a request waits. None without an answer in time."""
@@ -123,14 +158,19 @@ class Queries:
             match event:
                 case Explained(request_id=request_id):
                     self._explain(request_id, event)
-                case Inspected(is_whole=True) | CacheFlushed():
+                case Inspected(is_whole=False):
+                    self._numbers[event.engine_id] = event
+                    if self._counting:
+                        self._counting.take(event)
+                case Inspected() | CacheFlushed():
                     if isinstance(event, Inspected):
                         self._last[event.engine_id] = event
                     if gathering := self._gathering.get(type(event)):
                         gathering.take(event)
                 case EngineRestarted(engine_id=engine_id):
                     self._last.pop(engine_id, None)
-                    for gathering in self._gathering.values():
+                    self._numbers.pop(engine_id, None)
+                    for gathering in filter(None, [*self._gathering.values(), self._counting]):
                         gathering.expect_no_more(engine_id)
 
     async def _ask_all(self, kind: type[Answer], query: Query) -> Gathering[Answer]:
