@@ -41,17 +41,17 @@ from rota.server.open_answers import OpenAnswer, OpenAnswers
 from rota.server.openai.chat import chat_completions
 from rota.server.openai.chat_fields import ChatFields
 from rota.server.openai.completions import CompletionFields, completions
-from rota.server.openai.tokenize_routes import DetokenizeFields, TokenizeFields, detokenize, tokenize, tokenizer_info
-from rota.server.openai.writer import (
-    ChatBody,
-    ChatChunkBody,
-    CompletionBody,
+from rota.server.openai.tokenize_routes import (
     DetokenizeBody,
-    ModelBody,
-    ModelsBody,
+    DetokenizeFields,
     TokenizeBody,
+    TokenizeFields,
     TokenizerInfoBody,
+    detokenize,
+    tokenize,
+    tokenizer_info,
 )
+from rota.server.openai.writer import ChatBody, ChatChunkBody, CompletionBody
 from rota.server.queries import Pausing, Queries
 from rota.server.route import HttpRoute, add_routes, delete, get, post, put
 from rota.server.routes import adapters, info, operators, traffic
@@ -86,8 +86,8 @@ ROUTES = (
     post("/v1/tokenize", Right.MODEL, tokenize, TokenizeFields, TokenizeBody, also=("POST /tokenize",)),
     post("/v1/detokenize", Right.MODEL, detokenize, DetokenizeFields, DetokenizeBody, also=("POST /detokenize",)),
     get("/tokenizer_info", Right.ANY, tokenizer_info, gives=TokenizerInfoBody),
-    get("/v1/models", Right.ANY, info.models, gives=ModelsBody),
-    get("/v1/models/{name:path}", Right.MODEL, info.model, gives=ModelBody),
+    get("/v1/models", Right.ANY, info.models, gives=info.ModelsBody),
+    get("/v1/models/{name:path}", Right.MODEL, info.model, gives=info.ModelBody),
     post("/v1/load_lora_adapter", Right.LOAD, adapters.load, LoadFields, is_text=True),
     post("/v1/unload_lora_adapter", Right.LOAD, adapters.unload, UnloadFields, is_text=True),
     post("/load_lora_adapter", Right.LOAD, adapters.load_and_list, NativeLoadFields, AdaptersBody),

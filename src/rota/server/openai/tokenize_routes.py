@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from fastapi import Request as HttpRequest
 from fastapi import Response
+from pydantic import BaseModel
 
 from rota.core.errors import RequestError
 from rota.server.calls.call import AskedModels
@@ -43,6 +44,30 @@ class DetokenizeFields(Fields):
 
 
 @dataclass(frozen=True, slots=True)
+class TokenizeBody:
+    """The tokens of a text."""
+
+    tokens: Tokens
+    count: int
+    max_model_len: int | None
+    token_strs: list[str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class DetokenizeBody:
+    """The text of tokens."""
+
+    prompt: str
+
+
+class TokenizerInfoBody(BaseModel):
+    """The settings of a tokenizer. Which there are beside these, the model's folder says."""
+
+    tokenizer_class: str | None
+    chat_template: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class TextAnswer:
     """An answer as JSON. The route still has to check the model's name, and may charge the tokens."""
 
@@ -61,12 +86,8 @@ def read_tokenize(texts: Texts, raw: bytes) -> TextAnswer:
     fields.refuse_unsupported()
     tokens = _tokens_of(texts, fields)
     pieces = texts.tokenizer.pieces
-    answer = {
-        "tokens": tokens,
-        "count": len(tokens),
-        "max_model_len": texts.limits.max_sequence_tokens,
-        "token_strs": [pieces.name_of(token) for token in tokens] if fields.return_token_strs else None,
-    }
+    token_strs = [pieces.name_of(token) for token in tokens] if fields.return_token_strs else None
+    answer = TokenizeBody(tokens, len(tokens), texts.limits.max_sequence_tokens, token_strs)
     return TextAnswer(fields.model, len(tokens), msgspec.json.encode(answer))
 
 
@@ -74,7 +95,7 @@ def read_detokenize(texts: Texts, raw: bytes) -> TextAnswer:
     """Read a body and answer it. Raises RequestError for the first field that is wrong."""
     fields = read_body(DetokenizeFields, raw)
     tokens = checked_tokens(texts.tokenizer, fields.tokens, "tokens")
-    return TextAnswer(fields.model, len(tokens), msgspec.json.encode({"prompt": texts.tokenizer.decode(tokens)}))
+    return TextAnswer(fields.model, len(tokens), msgspec.json.encode(DetokenizeBody(texts.tokenizer.decode(tokens))))
 
 
 def _tokens_of(texts: Texts, fields: TokenizeFields) -> Tokens:

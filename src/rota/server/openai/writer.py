@@ -148,47 +148,6 @@ class ChatChunkBody(BaseModel):
     rota: RotaBody | None = None
 
 
-class ModelBody(BaseModel):
-    """A model that requests may name."""
-
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-    root: str
-    parent: str | None
-    max_model_len: int | None
-
-
-class ModelsBody(BaseModel):
-    """The base model, then its adapters."""
-
-    object: Literal["list"]
-    data: list[ModelBody]
-
-
-class TokenizeBody(BaseModel):
-    """The tokens of a text."""
-
-    tokens: list[int]
-    count: int
-    max_model_len: int | None
-    token_strs: list[str] | None
-
-
-class DetokenizeBody(BaseModel):
-    """The text of tokens."""
-
-    prompt: str
-
-
-class TokenizerInfoBody(BaseModel):
-    """The settings of a tokenizer. Which there are beside these, the model's folder says."""
-
-    tokenizer_class: str | None
-    chat_template: str | None
-
-
 # ── logprobs ────────────────────────────────────────────────────────────────────────────────────────────────────────
 # Log-probabilities are written in OpenAI's two shapes.
 

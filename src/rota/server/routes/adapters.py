@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+import msgspec
 from fastapi import Request, Response
-from fastapi.responses import JSONResponse, PlainTextResponse
-from pydantic import BaseModel
+from fastapi.responses import PlainTextResponse
 
 from rota.core.adapter import Adapter, listed, split_label
 from rota.core.errors import AdapterError, Fault, FaultCode, RequestError
@@ -29,7 +29,8 @@ from rota.server.route import list_response
 # vLLM's routes answer with a text, or with OpenAI's error. SGLang's list the loaded adapters, also after an error.
 
 
-class AdaptersBody(BaseModel):
+@dataclass(frozen=True, slots=True)
+class AdaptersBody:
     """The result, and the adapters that are loaded now: folders for operators, names for other keys."""
 
     success: bool
@@ -154,12 +155,8 @@ async def _outcome(context: AppContext, http: Request, act: Awaitable[str | None
         message = await act
     except AdapterError as error:
         message, status = str(error), ERROR_KINDS[code_of(error)].status
-    body = {
-        "success": status == 200,
-        "error_message": message,
-        "loaded_adapters": _own_adapters(context.adapters, key),
-    }
-    return JSONResponse(body, status)
+    body = AdaptersBody(status == 200, message, _own_adapters(context.adapters, key))
+    return Response(msgspec.json.encode(body), status, media_type="application/json")
 
 
 def _own_adapters(adapters: AdapterManager, key: Key) -> dict[str, str]:

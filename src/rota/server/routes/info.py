@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Literal
 
@@ -37,17 +38,25 @@ from rota.server.routes.operators import quarantine_body
 _CREATED = int(time.time())
 
 
-def _model_entry(context: AppContext, key: Key, model: Adapter) -> dict[str, Any]:
-    base, capacity = context.registry.base, context.service.state.capacity
-    return {
-        "id": model.name,
-        "object": "model",
-        "created": _CREATED,
-        "owned_by": "rota",
-        "root": path_for(key, model),
-        "parent": None if model is base else base.name,
-        "max_model_len": capacity and capacity.max_sequence_tokens,
-    }
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelBody:
+    """A model that requests may name."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int = _CREATED
+    owned_by: str = "rota"
+    root: str
+    parent: str | None
+    max_model_len: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelsBody:
+    """The base model, then its adapters."""
+
+    object: Literal["list"]
+    data: list[ModelBody]
 
 
 async def models(context: AppContext, http: HttpRequest) -> Response:
@@ -56,14 +65,21 @@ async def models(context: AppContext, http: HttpRequest) -> Response:
     `root` is the model's folder for operators, and the model's name for other keys.
     """
     key = context.access.key_of(http)
-    entries = (_model_entry(context, key, one) for one in context.access.visible(key))
-    return await list_response('{"object":"list","data":', entries)
+    return await list_response('{"object":"list","data":', _shown(context, key, context.access.visible(key)))
 
 
-async def model(context: AppContext, name: str, http: HttpRequest) -> dict[str, Any]:
+async def model(context: AppContext, name: str, http: HttpRequest) -> ModelBody:
     """One model."""
     key = context.access.key_of(http)
-    return _model_entry(context, key, context.access.find(key, name))
+    return next(_shown(context, key, [context.access.find(key, name)]))
+
+
+def _shown(context: AppContext, key: Key, found: Iterable[Adapter]) -> Iterator[ModelBody]:
+    base, capacity = context.registry.base, context.service.state.capacity
+    longest = capacity.max_sequence_tokens if capacity else None
+    for one in found:
+        parent = None if one is base else base.name
+        yield ModelBody(id=one.name, root=path_for(key, one), parent=parent, max_model_len=longest)
 
 
 # ── probes ──────────────────────────────────────────────────────────────────────────────────────────────────────────
