@@ -63,35 +63,41 @@ AT_ONCE = Terms()
 # ── outcomes ────────────────────────────────────────────────────────────────────────────────────────────────────────
 # Outcomes are what the engine says of adapters, for those who wait for it.
 
-# Empty after a success, else the reason.
-Outcome = asyncio.Future[str]
-
 
 class Outcomes:
     """Of one kind: loads, or unloads. Everything here runs on the event loop."""
 
     def __init__(self) -> None:
-        self._waiting: dict[AdapterId, Outcome] = {}
+        self._waiting: dict[AdapterId, asyncio.Future[None]] = {}
 
-    def of(self, adapter_id: AdapterId) -> Outcome:
+    def of(self, adapter_id: AdapterId) -> asyncio.Future[None]:
         """Called after the message is sent. Its answer comes through the event loop, so never before this call."""
         outcome = self._waiting.get(adapter_id)
         if outcome is None or outcome.done():
             outcome = self._waiting[adapter_id] = asyncio.get_running_loop().create_future()
         return outcome
 
-    def resolve(self, adapter_id: AdapterId, reason: str = "") -> None:
-        if outcome := self._waited_for(adapter_id):
-            outcome.set_result(reason)
-
-    def fail(self, adapter_id: AdapterId, error: RotaError) -> None:
-        """The engine cannot say. Whoever waits gets this error."""
-        if outcome := self._waited_for(adapter_id):
+    def resolve(self, adapter_id: AdapterId, error: RotaError | None = None) -> None:
+        """Whoever waits goes on, or gets this error."""
+        outcome = self._waiting.pop(adapter_id, None)
+        if outcome is None or outcome.done():
+            return  # done: the client has left
+        if error is None:
+            outcome.set_result(None)
+        else:
             outcome.set_exception(error)
 
-    def _waited_for(self, adapter_id: AdapterId) -> Outcome | None:
-        outcome = self._waiting.pop(adapter_id, None)
-        return outcome if outcome and not outcome.done() else None  # done: the client has left
+
+def _error_of(event: AdapterRefused) -> RotaError:
+    """Why an adapter cannot be loaded, which may be none of the adapter's fault."""
+    match event.code:
+        case FaultCode.ENGINE_DIED | FaultCode.QUARANTINED:
+            return RequestError(Fault(event.code, event.reason))
+        case FaultCode.SOURCE_AWAY:
+            return UnreachableError(event.reason)
+        case FaultCode.DISK_FULL | FaultCode.DISK_FAILED:
+            return DiskError(event.reason, event.code)
+    return AdapterError(event.reason)
 
 
 # ── name locks ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -299,15 +305,13 @@ class AdapterManager:
             self.on_new(adapter, is_more)
             former_id = None if former is None else former.adapter_id
             self._service.send(AddAdapter(adapter=adapter, at=time.monotonic(), former=former_id))
-            reason = await self._loading.of(adapter_id)
+            await self._loading.of(adapter_id)
         except RequestError:
             self._forget(adapter_id)
             raise
         except asyncio.CancelledError:
             self._drop(adapter)
             raise
-        if reason:
-            raise AdapterError(reason)
         if self._registry.by_id(adapter_id) is None:
             raise AdapterError(f"Adapter '{adapter.name}' was unloaded before it was read.")
 
@@ -350,15 +354,9 @@ class AdapterManager:
                     self._loading.resolve(adapter_id)
                 case AdapterRefused(others_serve=True):
                     self._warn(event)
-                case AdapterRefused(adapter_id=adapter_id, reason=reason):
-                    if event.code in (FaultCode.ENGINE_DIED, FaultCode.QUARANTINED):
-                        self._loading.fail(adapter_id, RequestError(Fault(event.code, reason)))
-                    if event.code is FaultCode.SOURCE_AWAY:
-                        self._loading.fail(adapter_id, UnreachableError(reason))
-                    if event.code in (FaultCode.DISK_FULL, FaultCode.DISK_FAILED):
-                        self._loading.fail(adapter_id, DiskError(reason, event.code))
+                case AdapterRefused(adapter_id=adapter_id):
                     self._refused(event)
-                    self._loading.resolve(adapter_id, reason)
+                    self._loading.resolve(adapter_id, _error_of(event))
                     self._unloading.resolve(adapter_id)
                 case AdapterRemoved(adapter_id):
                     self._forget(adapter_id)
