@@ -48,12 +48,12 @@ def test_short_rests_go_before_newcomers_who_keep_a_quarter():
     [(4000, 0, True), (4001, 0, False), (30_000, 1, True), (30_000, 0, False)],
 )
 def test_a_newcomer_overtakes_prompts_that_are_twice_as_long_or_less_urgent(length, priority, may_start):
-    assert split([prompt(8000), prompt(20_000, at=1.0)], BUDGET).lets_in(length, priority) is may_start
+    assert split([prompt(8000), prompt(20_000, at=1.0)], BUDGET).lets_in(prompt(length, priority=priority)) is may_start
 
 
 def test_a_rest_that_ends_in_this_step_does_not_keep_newcomers_out():
     shared = split([prompt(8000), prompt(100, at=1.0)], BUDGET)
-    assert shared.lets_in(4000, 0)
+    assert shared.lets_in(prompt(4000))
 
 
 def test_an_urgent_prompt_goes_first_and_others_keep_their_quarter():

@@ -68,9 +68,9 @@ class PrefillSplit(Generic[Prompt]):
     longest_newcomer: int  # a longer newcomer waits for its turn
     priority: int  # unless its priority is higher than this
 
-    def lets_in(self, length: int, priority: int) -> bool:
+    def lets_in(self, newcomer: Prompt) -> bool:
         """May a newcomer start before its turn?"""
-        return length <= self.longest_newcomer or priority > self.priority
+        return newcomer.length <= self.longest_newcomer or newcomer.priority > self.priority
 
 
 def newcomers_part(budget: int) -> int:

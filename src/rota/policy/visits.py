@@ -82,7 +82,7 @@ class Settled:
         self._most = 0  # as many as there are slots
         self._ids: dict[AdapterId, None] = {}
         self._passes = 0
-        self._shares = Shares()
+        self.shares = Shares()
         self.next: list[AdapterId] = []  # of adapters that are not settled, the largest claims first
 
     def __contains__(self, adapter_id: AdapterId) -> bool:
@@ -90,10 +90,6 @@ class Settled:
 
     def __iter__(self) -> Iterator[AdapterId]:
         return iter(self._ids)
-
-    @property
-    def shares(self) -> Shares:
-        return self._shares
 
     def views(self, slots: SlotsView) -> list[AdapterView]:
         return [view for one in self._ids if (view := slots.view_of(one))]
@@ -113,9 +109,9 @@ class Settled:
     def _look(self, slots: SlotsView, now: float) -> None:
         held, others = self.views(slots), self._others(slots)
         both = [*held, *others]
-        if self._shares.count(both if len(slots.absent) <= LOOK_AHEAD else []):
-            merits = self._shares.merits
-            self._settle(held, others, merits, bar=lambda least: merits[least.adapter_id] + self._shares.margin(least))
+        if self.shares.count(both if len(slots.absent) <= LOOK_AHEAD else []):
+            merits = self.shares.merits
+            self._settle(held, others, merits, bar=lambda least: merits[least.adapter_id] + self.shares.margin(least))
         else:
             merits = {view.adapter_id: view.claim(now) * view.weight for view in both}
             larger = LARGER_WHILE_KV_IS_SHORT if is_kv_short(slots, held) else LARGER

@@ -110,7 +110,7 @@ class Batch:
             if victim.step_id != builder.step_id:
                 return victim
 
-    def plan_chunk(self, builder: PlanBuilder, sequence: Sequence, group: Group, most: int | None = None) -> int:
+    def plan_chunk(self, builder: PlanBuilder, sequence: Sequence, most: int | None = None) -> int:
         """Plan as much of a sequence's prompt as the step has room for, up to `most` tokens; tells how much."""
         length = min(builder.budget, sequence.rest)
         if most is not None:
@@ -124,7 +124,7 @@ class Batch:
         builder.portions[sequence] = builder.portions.get(sequence, 0) + length
         builder.budget = max(0, int(min(builder.budget - length, builder.time)))
         sequence.planned += length
-        self._note_run(builder, group, 0)
+        self._note_run(builder, self._state.group_of(sequence), 0)
         self._state.accounts.charge(sequence.account, length, 0)
         return length
 

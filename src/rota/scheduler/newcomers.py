@@ -28,42 +28,34 @@ from rota.scheduler.version_moves import tell_move
 # Seating gives rows to sequences that hold KV and whose adapter is in a slot, but whose row was taken meanwhile.
 
 
-class Seating:
-    """Acts before decodes are planned: these sequences decode in the same step, and nothing is computed anew."""
+def sit_down(state: SchedulerState, sharing: Sharing, builder: PlanBuilder) -> None:
+    """Before decodes are planned: these sequences decode in the same step, and nothing is computed anew."""
+    if state.running_count == state.rows.total - state.rows.free:
+        return  # every sequence that holds KV has a row
+    spare = max(0, state.rows.available - len(builder.invited))
+    lines = [_rowless(group, spare + 1) for group in state.open_groups if group.rowless]
+    for _, _, sequence in heapq.merge(*lines):
+        # Another tenant may hold more than its share of the rows.
+        if spare <= 0 and not (state.accounts.are_shared and sharing.make_row(builder, sequence)):
+            return
+        spare -= 1
+        _sit(state, builder, sequence)
 
-    def __init__(self, state: SchedulerState, sharing: Sharing) -> None:
-        self._state = state
-        self._sharing = sharing
 
-    def sit_down(self, builder: PlanBuilder) -> None:
-        state = self._state
-        if state.running_count == state.rows.total - state.rows.free:
-            return  # every sequence that holds KV has a row
-        spare = max(0, state.rows.available - len(builder.invited))
-        lines = [self._line(group, spare + 1) for group in state.open_groups if group.rowless]
-        for _, _, sequence in heapq.merge(*lines):
-            if spare <= 0 and not self._make_row(builder, sequence):
-                return
-            spare -= 1
-            self._sit(builder, sequence)
+def _rowless(group: Group, most: int) -> list[tuple[float, Arrival, Sequence]]:
+    """An adapter's first sequences without a row. While a step is in flight, the newest token is not known yet."""
+    ready = (one for one in group.rowless if not one.steps_in_flight)
+    return [(one.account.rank, one.arrival, one) for one in islice(ready, most)]
 
-    def _line(self, group: Group, most: int) -> list[tuple[float, Arrival, Sequence]]:
-        """An adapter's first sequences without a row. While a step is in flight, the newest token is not known yet."""
-        ready = (one for one in group.rowless if not one.steps_in_flight)
-        return [(one.account.rank, one.arrival, one) for one in islice(ready, most)]
 
-    def _make_row(self, builder: PlanBuilder, sequence: Sequence) -> bool:
-        """Another tenant may hold more than its share of the rows."""
-        return self._state.accounts.are_shared and self._sharing.make_row(builder, sequence)
-
-    def _sit(self, builder: PlanBuilder, sequence: Sequence) -> None:
-        group = self._state.group_of(sequence)
-        group.part(sequence)
-        self._state.take_row(sequence)
-        group.join(sequence, sequence.phase)
-        sequence.refusal = None
-        tell_move(self._state, sequence, builder.now)
-        builder.seats.append(seat_of(sequence))
+def _sit(state: SchedulerState, builder: PlanBuilder, sequence: Sequence) -> None:
+    group = state.group_of(sequence)
+    group.part(sequence)
+    state.take_row(sequence)
+    group.join(sequence, sequence.phase)
+    sequence.refusal = None
+    tell_move(state, sequence, builder.now)
+    builder.seats.append(seat_of(sequence))
 
 
 def seat_of(sequence: Sequence) -> Seat:
@@ -191,7 +183,7 @@ class Newcomers:
             elif sequence.account in current.stopped:
                 self._refuse(current, sequence, current.stopped[sequence.account])
                 current.pass_over_tenant(group)
-            elif (backlog := builder.backlogs.get(sequence.account)) and not backlog.lets_in(sequence):
+            elif (backlog := builder.backlogs.get(sequence.account)) and not backlog.split.lets_in(sequence):
                 self._refuse(current, group.queue.next() or sequence, Reason.STEP_FULL)
                 current.pass_over_tenant(group)
             elif isinstance(verdict := self._consider(current, sequence, group), Offer):

@@ -24,10 +24,6 @@ class PrefillBacklog:
     left: int  # tokens of the tenant's part that are not planned yet
     overtook: int = 0  # tokens that are planned for others than the oldest prompt
 
-    def lets_in(self, sequence: Sequence) -> bool:
-        """May a waiting sequence start before its turn?"""
-        return self.split.lets_in(sequence.length, sequence.priority)
-
     def note(self, sequence: Sequence, tokens: int) -> None:
         """This many tokens of a sequence are planned."""
         self.left = max(0, self.left - tokens)

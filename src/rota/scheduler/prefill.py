@@ -54,14 +54,14 @@ class PrefillSharing:
                 self._begin_backlog(builder, own, share_of[account])
         for sequence in begun:
             if sequence.account not in builder.backlogs:
-                self._batch.plan_chunk(builder, sequence, self._state.group_of(sequence))
+                self._batch.plan_chunk(builder, sequence)
 
     def _begin_backlog(self, builder: PlanBuilder, prompts: list[Sequence], budget: int) -> None:
         backlog = PrefillBacklog(split(prompts, budget, min(self._state.priorities)), budget)
         builder.backlogs[prompts[0].account] = backlog
         builder.portions |= dict.fromkeys(prompts, 0)  # in the plan prompts that have begun stand before newcomers
         for sequence, tokens in backlog.split.first:
-            backlog.note(sequence, self._plan(builder, sequence, tokens))
+            backlog.note(sequence, self._batch.plan_chunk(builder, sequence, tokens))
 
     def start(self, builder: PlanBuilder, sequence: Sequence) -> bool:
         """Plan the first chunk of a newcomer; True if it is so long that only short ones may start beside it."""
@@ -71,10 +71,10 @@ class PrefillSharing:
             builder.backlogs[sequence.account] = PrefillBacklog(
                 split([sequence], left, min(self._state.priorities)), left
             )
-            self._plan(builder, sequence, max(1, left - newcomers_part(builder.prompt_budget)))
+            self._batch.plan_chunk(builder, sequence, max(1, left - newcomers_part(builder.prompt_budget)))
             builder.backlogs[sequence.account].left = builder.budget
             return True
-        planned = self._plan(builder, sequence, left)
+        planned = self._batch.plan_chunk(builder, sequence, left)
         if backlog:
             backlog.note(sequence, planned)
         return False
@@ -83,8 +83,5 @@ class PrefillSharing:
         """Prompts that have begun get what newcomers left."""
         for backlog in builder.backlogs.values():
             for sequence in backlog.split.then:
-                backlog.note(sequence, self._plan(builder, sequence, backlog.left))
+                backlog.note(sequence, self._batch.plan_chunk(builder, sequence, backlog.left))
             backlog.settle()
-
-    def _plan(self, builder: PlanBuilder, sequence: Sequence, most: int) -> int:
-        return self._batch.plan_chunk(builder, sequence, self._state.group_of(sequence), most)

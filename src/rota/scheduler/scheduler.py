@@ -37,7 +37,7 @@ from rota.policy.step_times import StepBudget
 from rota.scheduler.adapters import AdapterLifecycle
 from rota.scheduler.admission import Admission, Delays, RequestLimits
 from rota.scheduler.batch import Batch
-from rota.scheduler.newcomers import Newcomers, Seating
+from rota.scheduler.newcomers import Newcomers, sit_down
 from rota.scheduler.plan_builder import InFlightStep, PlanBuilder
 from rota.scheduler.preemption import Sharing, Urgency
 from rota.scheduler.prefill import PrefillSharing
@@ -182,7 +182,6 @@ class Scheduler:
         self._batch = Batch(self._state, slot_policy, step_budget := StepBudget.of(config, capacity))
         delays = Delays(self._state, admission, _delayer(policy, capacity, config, exchange or Alone()))
         self._sharing = Sharing(self._state, admission)
-        self._seating = Seating(self._state, self._sharing)
         self._urgency = Urgency(self._state, admission)
         self._prompts = PrefillSharing(self._state, self._batch)
         self._newcomers = Newcomers(self._state, admission, delays, self._prompts, config.prefill_max_requests)
@@ -314,7 +313,7 @@ class Scheduler:
         self._adapters.go_on(builder)
         self._sharing.make_room(builder)
         self._urgency.make_room(builder)
-        self._seating.sit_down(builder)
+        sit_down(self._state, self._sharing, builder)
         self._batch.plan_decodes(builder)
         self._prompts.begin(builder)
         self._newcomers.admit(builder)
