@@ -16,7 +16,7 @@ from rota.engine.lora import bank as bank_module
 from rota.engine.lora.bank import Bank
 from rota.engine.lora.files import checkpoint, workspace
 from rota.engine.lora.files.checkpoint import packing_of, read_checkpoint
-from rota.engine.lora.files.folder import SINGLE, AdapterFolder, open_folder
+from rota.engine.lora.files.folder import SINGLE, AdapterFolder, FolderFiles
 from rota.engine.lora.files.workspace import Workspace
 from rota.engine.lora.host import side_by_side
 from rota.engine.lora.packing import turn, unturned_bytes
@@ -88,7 +88,8 @@ def test_a_slot_holds_the_same_whoever_puts_the_factors_there(kind, dtype, pages
 @pytest.mark.parametrize("kind", IS_PUT_TOGETHER)
 def test_what_a_file_does_not_have_as_a_bank_needs_it_is_put_together(kind, model, spec, tmp_path):
     make_adapter(tmp_path, model, **IS_PUT_TOGETHER[kind])
-    with open_folder(tmp_path) as folder:
+    with FolderFiles(tmp_path) as files:
+        folder = AdapterFolder(files)
         assert packing_of(folder, site_shapes(spec), spec.layers, torch.float32) is None
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -280,10 +279,3 @@ class AdapterFolder:
             apart[module] = stored
         else:
             setattr(self.factors.setdefault(module, Factors()), kind, stored)
-
-
-@contextmanager
-def open_folder(path: str | Path, layers: int = 0) -> Iterator[AdapterFolder]:
-    """A folder that may lie anywhere."""
-    with FolderFiles(path) as files:
-        yield AdapterFolder(files, layers)

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 from rota.engine.lora.files.checks import SlotKind, refusals, values_not_finite
-from rota.engine.lora.files.folder import AdapterFolder, open_folder
+from rota.engine.lora.files.folder import AdapterFolder, FolderFiles
 from rota.engine.model.sites import PARENTS
 from rota.engine.model.spec import ModelSpec
 
@@ -34,7 +34,8 @@ def describe(path: str | Path, spec: ModelSpec | None, max_rank: int | None = No
 
     Without a spec, the reasons hold for any model. Raises AdapterError only if the folder or its files cannot be read.
     """
-    with open_folder(path, spec.layers if spec else 0) as folder:
+    with FolderFiles(path) as files:
+        folder = AdapterFolder(files, spec.layers if spec else 0)
         reasons = tuple(refusals(folder, spec, SlotKind(max_rank))) or tuple(islice(values_not_finite(folder), 1))
         stored = [tensor for file in folder.files for tensor in file.tensors.values()]
         changed = {*folder.factors, *folder.tokens, *folder.matrices}

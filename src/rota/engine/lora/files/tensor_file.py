@@ -104,20 +104,16 @@ class TensorFile:
 
     def read(self, stored: StoredTensor, cut: Cut | None = None) -> Tensor:
         """Reads no more than the stretch: rows at once, columns row by row."""
-        if cut is None:
-            tensor = torch.empty(stored.shape, dtype=stored.dtype)
-            self._fill(stored, tensor, 0)
-            self._digest(tensor.view(-1).view(torch.uint8).numpy(), stored.start)
-            return tensor
-        rows, columns = stored.shape
-        if cut.axis == 0:
-            tensor = torch.empty((cut.end - cut.first, columns), dtype=stored.dtype)
-            self._fill(stored, tensor, cut.first * columns)
+        shape, place = list(stored.shape), () if cut is None else (cut.axis, cut.first, cut.end)
+        if cut is not None:
+            shape[cut.axis] = cut.end - cut.first
+        tensor = torch.empty(shape, dtype=stored.dtype)
+        if cut is None or cut.axis == 0:
+            self._fill(stored, tensor, 0 if cut is None else cut.first * stored.shape[1])
         else:
-            tensor = torch.empty((rows, cut.end - cut.first), dtype=stored.dtype)
             for row, line in enumerate(tensor):
-                self._fill(stored, line, row * columns + cut.first)
-        self._digest(tensor.view(-1).view(torch.uint8).numpy(), stored.start, cut.axis, cut.first, cut.end)
+                self._fill(stored, line, row * stored.shape[1] + cut.first)
+        self._digest(tensor.view(-1).view(torch.uint8).numpy(), stored.start, *place)
         return tensor
 
     def _fill(self, stored: StoredTensor, target: Tensor, first: int) -> None:
