@@ -122,12 +122,8 @@ def drawn(root: Path, count: int, seed: int) -> list[Mutant]:
 
 
 def copied(root: Path, into: Path) -> Path:
-    """What tests read of a checkout."""
-    into.mkdir()
-    for name in ("src", "tests", "benchmarks", "pyproject.toml"):
-        source, hidden = root / name, shutil.ignore_patterns("__pycache__", "results", "builtin_adapters")
-        shutil.copytree(source, into / name, ignore=hidden) if source.is_dir() else shutil.copy(source, into / name)
-    return into
+    """A checkout without what tools have left in it."""
+    return Path(shutil.copytree(root, into, ignore=shutil.ignore_patterns(".*", "__pycache__")))
 
 
 def noticed_by(folder: Path) -> str | None:
