@@ -83,7 +83,10 @@ sys.meta_path.insert(0, Without())
 import rota.commands.serve
 from rota.core.config import EngineConfig, ModelConfig, ServerConfig
 from tests.runtime.ranks.rank_devices import spelling_rank
-import fastapi, tokenizers, uvicorn  # once for all copies
+# Once for all copies. None of it is an extension, or it could not be hidden any more.
+import fastapi, tokenizers, uvicorn, rota.commands.announcement, rota.commands.engines, rota.server.app, rota.server.listen
+loaded = [name for name in sys.modules for folder in folders if (name + ".").startswith(folder + ".")]
+assert not loaded, loaded
 
 def ask(url):
     body = json.dumps({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}).encode()
