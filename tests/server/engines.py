@@ -17,12 +17,10 @@ from rota.core.config import EngineConfig
 from rota.core.ids import EngineId
 from rota.core.messages import Message
 from rota.runtime.process import EngineProcess
-from rota.runtime.replicas.service import ReplicatedService
 from rota.runtime.service import BuildDevice, InProcessService, Service, ServiceState
-from rota.runtime.supervisor import SupervisedService
+from rota.runtime.supervisor import NewEngine, SupervisedService
 from rota.runtime.timeouts import EngineTimeouts
 from tests.fakes import FakeDevice
-from tests.server.ray_engines import packed_device, placed
 
 REPLICAS = int(os.environ.get("ROTA_TEST_REPLICAS", "1"))
 # A server that is a program of its own has its engines beside it: no node could import that program.
@@ -31,8 +29,11 @@ IS_ON_RAY = os.environ.get("ROTA_TEST_BACKEND") == "ray" and "pytest" in sys.mod
 
 def engines(build_device: BuildDevice, config: EngineConfig | None = None, replicas: int = REPLICAS) -> Service:
     """Engines in threads of this process; on Ray if no test holds their device."""
-    if IS_ON_RAY and (packed := packed_device(build_device)):
-        return processes(packed, config, replicas=replicas)
+    if IS_ON_RAY:
+        from tests.server.ray_engines import packed_device
+
+        if packed := packed_device(build_device):
+            return processes(packed, config, replicas=replicas)
     return threads(build_device, config, replicas)
 
 
@@ -58,7 +59,9 @@ def processes(
     replicas: int = REPLICAS,
 ) -> Service:
     """Engines in processes of their own."""
-    new_engine = placed if IS_ON_RAY else EngineProcess
+    new_engine: NewEngine = EngineProcess
+    if IS_ON_RAY:
+        from tests.server.ray_engines import placed as new_engine
     return joined([SupervisedService(build_device, one, timeouts, new_engine) for one in configs(config, replicas)])
 
 
@@ -67,7 +70,11 @@ def configs(config: EngineConfig | None, replicas: int) -> list[EngineConfig]:
 
 
 def joined(services: Sequence[Service]) -> Service:
-    return services[0] if len(services) == 1 else ReplicatedService(services)
+    if len(services) == 1:
+        return services[0]
+    from rota.runtime.replicas.service import ReplicatedService  # an extension: not every run of these tests has it
+
+    return ReplicatedService(services)
 
 
 def as_of_one(reason: str) -> str:
