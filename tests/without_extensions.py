@@ -1,18 +1,18 @@
 """Hides extensions from a run of the tests, to show that the kernel needs none: `pytest -p tests.without_extensions`.
 
 ROTA_WITHOUT names them, with commas between. A file of tests that imports one of them is about that extension and is
-left out, and so is a test that names one of its routes.
+left out, and a test that asks one of its routes ends there.
 """
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from importlib.abc import MetaPathFinder
 from typing import Any
 
+import httpx
 import pytest
 
 from rota.extensions import FACES
@@ -26,7 +26,7 @@ ROUTES = {
     "messages": ("/v1/messages",),
     "ollama": ("/api/",),
     "embeddings": ("/v1/embeddings", "/v1/score", "/v1/rerank", "/encode"),
-    "native": ("/generate", "/flush_cache", "/get_model_info", "/get_server_info"),
+    "native": ("/generate", "/flush_cache", "/get_model_info", "/get_server_info", "/abort_request"),
     "dashboard": ("/dashboard",),
 }
 
@@ -47,12 +47,6 @@ class Hiding(MetaPathFinder):
 sys.meta_path.insert(0, Hiding())
 
 
-def asks_hidden(item: pytest.Item) -> bool:
-    """Whether the test itself names a route of a hidden extension."""
-    text = f"{item.name} {inspect.getsource(item.function)}" if isinstance(item, pytest.Function) else ""
-    return any(route in text for name in NAMES for route in ROUTES.get(name, ()))
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
     report = yield
@@ -62,7 +56,36 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, A
     return report
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
-    left_out = {item for item in items if asks_hidden(item)}
-    config.hook.pytest_deselected(items=list(left_out))
-    items[:] = [item for item in items if item not in left_out]
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """A test that itself imports what is hidden is about it. If the kernel imports it, the test has failed."""
+    report = yield
+    if call.excinfo and call.excinfo.errisinstance(ModuleNotFoundError) and HIDDEN in str(call.excinfo.value):
+        importer = next(str(one.path) for one in reversed(call.excinfo.traceback) if "importlib" not in str(one.path)
+                        and str(one.path) != __file__)  # fmt: skip
+        if "/tests/" in importer:
+            report.outcome, report.longrepr = "skipped", (str(item.path), 0, "it imports an extension that is hidden")
+    return report
+
+
+def skip_if_hidden(request: httpx.Request) -> None:
+    if any(request.url.path.startswith(route) for name in NAMES for route in ROUTES.get(name, ())):
+        pytest.skip("it asks a route of an extension that is hidden")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def asks_no_hidden_route() -> Iterator[None]:
+    send, send_async = httpx.Client.send, httpx.AsyncClient.send
+
+    def checked(client: httpx.Client, request: httpx.Request, **how: Any) -> httpx.Response:
+        skip_if_hidden(request)
+        return send(client, request, **how)
+
+    async def checked_async(client: httpx.AsyncClient, request: httpx.Request, **how: Any) -> httpx.Response:
+        skip_if_hidden(request)
+        return await send_async(client, request, **how)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(httpx.Client, "send", checked)
+        patch.setattr(httpx.AsyncClient, "send", checked_async)
+        yield
