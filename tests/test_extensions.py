@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from collections.abc import Iterator
 
@@ -115,3 +117,22 @@ def test_without_any_one_extension_the_server_answers_a_chat(tmp_path):
     told = run_program([sys.executable, "-c", PROGRAM, str(tmp_path), *hidden]).stdout
     answers = [line for line in told.splitlines() if line.endswith(" 3")]
     assert answers == [f"{name} 3" for name in ("nothing", *hidden)]
+
+
+# The folders of tests that mirror the kernel's. The simulator is the world of many tests of the scheduler, so it is
+# hidden in a run of its own.
+KERNEL = ("core", "policy", "scheduler", "runtime", "sources", "text", "grammar", "observe", "engine", "server")
+SIMULATOR = ("sim", "workload")
+
+
+@pytest.mark.long("the kernel's tests, once more for each of two sets of extensions")
+@pytest.mark.parametrize(
+    ("hidden", "least"), [([name for name in FACES if name not in SIMULATOR], 4000), (SIMULATOR, 3000)]
+)
+def test_the_kernels_own_tests_pass_without_extensions(hidden, least):
+    folders = [f"tests/{room}" for room in KERNEL]
+    command = [sys.executable, "-m", "pytest", "-p", "tests.without_extensions", "-n", "2", "--dist", "loadfile"]
+    told = run_program([*command, *folders], env=os.environ | {"ROTA_WITHOUT": ",".join(hidden)}, check=False).stdout
+    last = told.splitlines()[-1]
+    assert not re.search("failed|error", last), told[-5000:]
+    assert int(re.search(r"(\d+) passed", last)[1]) >= least

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Generator, Iterator
+from importlib import import_module
 from importlib.abc import MetaPathFinder
 from typing import Any
 
@@ -21,14 +22,6 @@ NAMES = [name for name in os.environ.get("ROTA_WITHOUT", "").split(",") if name]
 HIDDEN = "is hidden from this run of the tests"
 # Where an extension lies, if that is not the folder of its face.
 ALONE = {"ollama", "sim", "workload"}
-ROUTES = {
-    "responses": ("/v1/responses",),
-    "messages": ("/v1/messages",),
-    "ollama": ("/api/",),
-    "embeddings": ("/v1/embeddings", "/v1/score", "/v1/rerank", "/encode"),
-    "native": ("/generate", "/flush_cache", "/get_model_info", "/get_server_info", "/abort_request"),
-    "dashboard": ("/dashboard",),
-}
 
 
 def package_of(name: str) -> str:
@@ -36,6 +29,17 @@ def package_of(name: str) -> str:
 
 
 PACKAGES = [package_of(name) for name in NAMES]
+# What the paths of their routes begin with, as far as a path is fixed.
+PATHS = tuple(
+    {
+        path.partition("{")[0]
+        for name in NAMES
+        for route in getattr(import_module(FACES[name]), "ROUTES", ())
+        for path in (one.partition(" ")[2] for one in route.names)
+    }
+)
+for name in [one for one in sys.modules if any(f"{one}.".startswith(f"{package}.") for package in PACKAGES)]:
+    del sys.modules[name]
 
 
 class Hiding(MetaPathFinder):
@@ -61,15 +65,15 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     """A test that itself imports what is hidden is about it. If the kernel imports it, the test has failed."""
     report = yield
     if call.excinfo and call.excinfo.errisinstance(ModuleNotFoundError) and HIDDEN in str(call.excinfo.value):
-        importer = next(str(one.path) for one in reversed(call.excinfo.traceback) if "importlib" not in str(one.path)
-                        and str(one.path) != __file__)  # fmt: skip
+        paths = [str(entry.path) for entry in call.excinfo.traceback]
+        importer = [path for path in paths if path != __file__ and "importlib" not in path][-1]
         if "/tests/" in importer:
             report.outcome, report.longrepr = "skipped", (str(item.path), 0, "it imports an extension that is hidden")
     return report
 
 
 def skip_if_hidden(request: httpx.Request) -> None:
-    if any(request.url.path.startswith(route) for name in NAMES for route in ROUTES.get(name, ())):
+    if PATHS and request.url.path.startswith(PATHS):
         pytest.skip("it asks a route of an extension that is hidden")
 
 

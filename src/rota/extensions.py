@@ -11,7 +11,7 @@ from types import ModuleType
 
 from rota.core.errors import ConfigError
 
-# A face of a dialect has `install(app, context)`, and may have ERRORS: who writes the errors of paths that begin so.
+# A face of a dialect has ROUTES, and may have ERRORS: who writes the errors of paths that begin so.
 DIALECTS = {
     "responses": "rota.server.responses.route",
     "messages": "rota.server.messages.routes",
