@@ -86,7 +86,8 @@ import rota.commands.serve
 from rota.core.config import EngineConfig, ModelConfig, ServerConfig
 from tests.runtime.ranks.rank_devices import spelling_rank
 # Once for all copies. None of it is an extension, or it could not be hidden any more.
-import fastapi, tokenizers, uvicorn, rota.commands.announcement, rota.commands.engines, rota.server.app, rota.server.listen
+import fastapi, tokenizers, uvicorn
+import rota.commands.engines, rota.server.app, rota.server.listen
 loaded = [name for name in sys.modules for folder in folders if (name + ".").startswith(folder + ".")]
 assert not loaded, loaded
 
