@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from rota.dashboard.routes import Viewers, routes_of
 from rota.runtime.registry import Registry
 from rota.server.access import key_file
 from rota.server.access.access import Access
-from rota.server.access.key_file import KeySource, KeyWatch
+from rota.server.access.key_file import KeySource
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice
 from tests.server.applications import made_app
@@ -67,11 +68,11 @@ def keys(tmp_path, caplog) -> Iterator[Keys]:
     registry = Registry("letters", "/models/letters")
     access = Access(registry, keys.source.read(), now=lambda: 0.0)
     service = engines(lambda: FakeDevice(next_token=GATE))
-    watch = KeyWatch(keys.source, access.replace_keys, every_s=0.01)
+    watch = partial(keys.source.watch, access.replace_keys, every_s=0.01)
     tokenizer = Tokenizer(write_byte_tokenizer(tmp_path))
     feed = Feed(registry, lambda: service.state)
     page = routes_of(Viewers(feed, service.send))
-    app = made_app(service, tokenizer, registry, access=access, service_tasks=[watch.run], more_routes=page)
+    app = made_app(service, tokenizer, registry, access=access, service_tasks=[watch], more_routes=page)
     with running(app) as url, httpx.Client(base_url=url) as keys.client:
         service.wait_until_ready()
         yield keys

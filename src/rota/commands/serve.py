@@ -186,7 +186,6 @@ def _listen(start: _Start) -> None:
     from rota.commands.announcement import announce
     from rota.server.access.access import Access
     from rota.server.access.exposure import describe, load_refusal
-    from rota.server.access.key_file import KeyWatch
     from rota.server.adapters.manager import Locating
     from rota.server.app import ROUTES, create_app, routes_of_dialects
     from rota.server.context import AppParts
@@ -216,7 +215,7 @@ def _listen(start: _Start) -> None:
         watchers=[feed] if feed else (),
         on_finish=start.on_finish,
         on_error=feed.note_error if feed else unheard,
-        service_tasks=[KeyWatch(start.source, access.replace_keys).run] if start.source.path else (),
+        service_tasks=[partial(start.source.watch, access.replace_keys)] if start.source.path else (),
     )
     page = dashboard.routes_of(dashboard.Viewers(feed, service.send), server.journal_dir) if dashboard else ()
     app = create_app(parts, [*ROUTES, *routes_of_dialects(), *page])

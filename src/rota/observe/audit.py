@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 LOG = logging.getLogger("rota.audit")
@@ -21,10 +22,9 @@ def log_act(action: str, key: str, client: str, outcome: str = OK, **details: An
     LOG.info("audit", extra={"fields": fields})
 
 
-def log_keys(added: list[str], removed: list[str], changed: list[str], cause: str) -> None:
+def log_keys(changes: Mapping[str, list[str]], cause: str) -> None:
     """The names of the keys that a new key file gives, takes away and changes. Secrets are never logged."""
-    fields = {"action": "change_keys", "cause": cause, "added": added, "removed": removed, "changed": changed}
-    LOG.info("audit", extra={"fields": {**fields, "outcome": OK}})
+    LOG.info("audit", extra={"fields": {"action": "change_keys", "cause": cause, **changes, "outcome": OK}})
 
 
 def log_refused_keys(reason: str, cause: str) -> None:

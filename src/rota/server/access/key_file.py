@@ -8,7 +8,7 @@ import re
 import stat
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -170,11 +170,16 @@ def _tables(content: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _entry(name: str, table: dict[str, Any]) -> tuple[bytes, Key]:
-    fields = ("key", "key_sha256", *_READERS)
+    fields = ("key", "key_sha256", *_RULES)
     for field in table:
         if field not in fields:
             raise ConfigError(f"'{name}' has a field '{field}'; the fields are {', '.join(fields)}.")
-    return _digest(name, table), Key(name, **{field: read(name, table, field) for field, read in _READERS.items()})
+    digest = _digest(name, table)
+    key = Key(name, **{field: rule.read(name, table, field) for field, rule in _RULES.items()})
+    for entry in key.adapters or ():
+        if "*" in entry[:-1]:
+            raise ConfigError(f"'{name}': '*' may stand at the end of a name only, not as in '{entry}'.")
+    return digest, key
 
 
 def _digest(name: str, table: dict[str, Any]) -> bytes:
@@ -195,87 +200,75 @@ def _checked_secret(secret: Any, what: str) -> str:
     return secret
 
 
-def _adapters(name: str, table: dict[str, Any], field: str) -> frozenset[str] | None:
-    listed = table.get(field, [])
-    if listed == "all":
-        return None
-    if not isinstance(listed, list) or not all(isinstance(entry, str) and entry for entry in listed):
-        raise ConfigError(f"'{name}': {field} must be 'all' or a list of names, not {listed!r}.")
-    for entry in listed:
-        if "*" in entry[:-1]:
-            raise ConfigError(f"'{name}': '*' may stand at the end of a name only, not as in '{entry}'.")
-    return frozenset(listed)
+@dataclass(frozen=True, slots=True)
+class FieldRule:
+    """What a field is if it is left out, and what it may be: in code, in words, and in the key."""
+
+    default: Any
+    is_right: Callable[[Any], bool]
+    wanted: str
+    kept: Callable[[Any], Any] = lambda value: value
+
+    def read(self, name: str, table: dict[str, Any], field: str) -> Any:
+        if field not in table:
+            return self.default
+        if not self.is_right(value := table[field]):
+            raise ConfigError(f"'{name}': {field} must be {self.wanted}, not {value!r}.")
+        return self.kept(value)
 
 
-def _shares(name: str, table: dict[str, Any], field: str) -> frozenset[str] | None:
-    listed = table.get(field, [])
-    if listed == "all":
-        return None
-    if not isinstance(listed, list) or not all(isinstance(entry, str) for entry in listed):
-        raise ConfigError(f"'{name}': {field} must be 'all' or a list of keys' names, not {listed!r}.")
-    return frozenset(listed)
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
 
 
-def _flag(name: str, table: dict[str, Any], field: str) -> bool:
-    value = table.get(field, False)
-    if not isinstance(value, bool):
-        raise ConfigError(f"'{name}': {field} must be true or false, not {value!r}.")
-    return value
+def _all_or_names(listed: str | list[str]) -> frozenset[str] | None:
+    return None if listed == "all" else frozenset(listed)
 
 
-def _root(name: str, table: dict[str, Any], field: str) -> str | None:
-    value = table.get(field)
-    if value is not None and (not isinstance(value, str) or not value.strip()):
-        raise ConfigError(f"'{name}': {field} must be the path of a folder, not {value!r}.")
-    return value
+def _is_weight(value: Any) -> bool:
+    return type(value) in (int, float) and 1 / MOST_WEIGHT <= value <= MOST_WEIGHT
 
 
-def _limit(name: str, table: dict[str, Any], field: str) -> int | None:
-    value = table.get(field)
-    if value is not None and (type(value) is not int or value < 1):
-        raise ConfigError(f"'{name}': {field} must be a whole number of at least 1, not {value!r}.")
-    return value
-
-
-def _weight(name: str, table: dict[str, Any], field: str) -> float:
-    value = table.get(field, 1.0)
-    if type(value) not in (int, float) or not 1 / MOST_WEIGHT <= value <= MOST_WEIGHT:
-        raise ConfigError(f"'{name}': {field} must be a finite number above 0, from 1e-6 to 1e6, not {value!r}.")
-    return float(value)
-
-
-def _priority(name: str, table: dict[str, Any], field: str) -> int:
-    value = table.get(field, 0)
-    if type(value) is not int or abs(value) > MAX_ASKED_PRIORITY:
-        most = MAX_ASKED_PRIORITY
-        raise ConfigError(f"'{name}': {field} must be a whole number from -{most} to {most}, not {value!r}.")
-    return value
-
+_NAMES = FieldRule(
+    frozenset(), lambda it: it == "all" or (_is_texts(it) and all(it)), "'all' or a list of names", _all_or_names
+)
+_KEYS = FieldRule(frozenset(), lambda it: it == "all" or _is_texts(it), "'all' or a list of keys' names", _all_or_names)
+_FLAG = FieldRule(False, lambda it: isinstance(it, bool), "true or false")
+_ROOT = FieldRule(None, lambda it: isinstance(it, str) and bool(it.strip()), "the path of a folder")
+_LIMIT = FieldRule(None, lambda it: type(it) is int and it >= 1, "a whole number of at least 1")
+_WEIGHT = FieldRule(1.0, _is_weight, "a finite number above 0, from 1e-6 to 1e6", float)
+_PRIORITY = FieldRule(
+    0,
+    lambda it: type(it) is int and abs(it) <= MAX_ASKED_PRIORITY,
+    f"a whole number from -{MAX_ASKED_PRIORITY} to {MAX_ASKED_PRIORITY}",
+)
 
 # How each field is read; the error for an unknown field names them in this order.
-_READERS: dict[str, Callable[[str, dict[str, Any], str], Any]] = {
-    "adapters": _adapters,
-    "may_use_base": _flag,
-    "may_load": _flag,
-    "adapter_root": _root,
-    "may_operate": _flag,
-    "may_set_headers": _flag,
-    "requests_per_minute": _limit,
-    "tokens_per_minute": _limit,
-    "max_tokens_in_flight": _limit,
-    "max_running": _limit,
-    "max_queued": _limit,
-    "max_adapters": _limit,
-    "max_adapter_bytes": _limit,
-    "max_uploads": _limit,
-    "weight": _weight,
-    "priority": _priority,
-    "shares_prefixes_with": _shares,
+_RULES = {
+    "adapters": _NAMES,
+    "may_use_base": _FLAG,
+    "may_load": _FLAG,
+    "adapter_root": _ROOT,
+    "may_operate": _FLAG,
+    "may_set_headers": _FLAG,
+    "requests_per_minute": _LIMIT,
+    "tokens_per_minute": _LIMIT,
+    "max_tokens_in_flight": _LIMIT,
+    "max_running": _LIMIT,
+    "max_queued": _LIMIT,
+    "max_adapters": _LIMIT,
+    "max_adapter_bytes": _LIMIT,
+    "max_uploads": _LIMIT,
+    "weight": _WEIGHT,
+    "priority": _PRIORITY,
+    "shares_prefixes_with": _KEYS,
 }
 
 
 # ── key source ──────────────────────────────────────────────────────────────────────────────────────────────────────
-# A key source is where a server's keys come from, and knows when they have to be read again.
+# A key source is where a server's keys come from. It is read again when its file changes or a signal asks for it.
+
+LOOK_EVERY_S = 1.0
 
 # When a file was last written, and which file it is: a new file under the old name is a change too.
 Stamp = tuple[int, ...] | None
@@ -301,14 +294,35 @@ class KeySource:
         """Have the file read again soon, changed or not. May be called by a signal handler."""
         self._is_asked = True
 
-    def cause_to_read(self) -> str:
-        """Why the file is to be read again, or an empty text. Blocks on the disk."""
-        if self._is_asked:
-            return "SIGHUP"
-        return "the key file changed" if self.has_changed() else ""
+    async def watch(self, replace_keys: Callable[[KeyRing], KeyChanges], every_s: float = LOOK_EVERY_S) -> None:
+        """Give the server new keys until cancelled. Open requests go on to their end, also those of a removed key.
 
-    def has_changed(self) -> bool:
-        """Whether the file was written since the last read. Blocks on the disk."""
+        Bad keys change nothing. The disk is read in a thread: a slow one delays no request.
+        """
+        while True:
+            await asyncio.sleep(every_s)
+            cause, keys = await asyncio.to_thread(self._read_again)
+            if isinstance(keys, KeyRing):
+                log_keys(replace_keys(keys), cause)
+            elif keys:
+                log_refused_keys(keys, cause)
+
+    def _read_again(self) -> tuple[str, KeyRing | str]:
+        """Why the file was read, and the keys or the reason against them.
+
+        Empty if it was not read, or was written meanwhile: that is for the next look.
+        """
+        cause = "SIGHUP" if self._is_asked else "the key file changed" if self._has_changed() else ""
+        keys: KeyRing | str = ""
+        if cause:
+            try:
+                keys = self.read()
+            except ConfigError as error:
+                keys = str(error)
+        return cause, "" if self._has_changed() else keys
+
+    def _has_changed(self) -> bool:
+        """Whether the file was written since the last read."""
         return self._stamp_now() != self._stamp
 
     def _stamp_now(self) -> Stamp:
@@ -319,44 +333,3 @@ class KeySource:
         except OSError:
             return None
         return (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino, found.st_dev)
-
-
-# ── key watch ───────────────────────────────────────────────────────────────────────────────────────────────────────
-# The key watch reads the key file again when the file changes or a signal asks for it; bad keys change nothing.
-
-LOOK_EVERY_S = 1.0
-
-
-class KeyWatch:
-    """Gives the server new keys while it runs. Open requests go on to their end, also those of a removed key."""
-
-    def __init__(
-        self, source: KeySource, replace_keys: Callable[[KeyRing], KeyChanges], every_s: float = LOOK_EVERY_S
-    ) -> None:
-        self._source, self._replace_keys, self._every_s = source, replace_keys, every_s
-
-    async def run(self) -> None:
-        """Look until cancelled. The disk is read in a thread: a slow one delays no request."""
-        while True:
-            await asyncio.sleep(self._every_s)
-            if cause := await asyncio.to_thread(self._source.cause_to_read):
-                await self._take_over(cause)
-
-    async def _take_over(self, cause: str) -> None:
-        keys, refusal = await asyncio.to_thread(self._read)
-        if keys is None and not refusal:
-            return
-        if keys is None:
-            log_refused_keys(refusal, cause)
-            return
-        changes = self._replace_keys(keys)
-        log_keys(changes.added, changes.removed, changes.changed, cause)
-
-    def _read(self) -> tuple[KeyRing | None, str]:
-        """The keys, or the reason against them; neither if the file was written meanwhile, for the next look."""
-        keys, refusal = None, ""
-        try:
-            keys = self._source.read()
-        except ConfigError as error:
-            refusal = str(error)
-        return (None, "") if self._source.has_changed() else (keys, refusal)

@@ -125,14 +125,8 @@ class Key:
         return self.cache_scope if salt is None else salted_scope(self.cache_scope, salt)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyChanges:
-    """The names of keys that differ between two rings."""
-
-    added: list[str]
-    removed: list[str]
-    changed: list[str]
-
+# The names of keys that differ between two rings: those that were added, removed and changed.
+KeyChanges = dict[str, list[str]]
 
 # A client that needs no key to ask whether the server lives.
 PROBE = Key("probe", adapters=frozenset(), may_use_base=False, may_load=False, may_operate=False, may_set_headers=False)
@@ -160,11 +154,11 @@ class KeyRing:
     def changes_to(self, later: KeyRing) -> KeyChanges:
         """What another ring has, lacks, or has with another secret or other rights. Names only."""
         both = self._named.keys() & later._named.keys()
-        return KeyChanges(
-            added=sorted(later._named.keys() - both),
-            removed=sorted(self._named.keys() - both),
-            changed=sorted(name for name in both if self._named[name] != later._named[name]),
-        )
+        return {
+            "added": sorted(later._named.keys() - both),
+            "removed": sorted(self._named.keys() - both),
+            "changed": sorted(name for name in both if self._named[name] != later._named[name]),
+        }
 
     def find(self, secret: str) -> Key | None:
         """The key of a secret. Every digest is compared, so a wrong secret takes as long as a right one."""
