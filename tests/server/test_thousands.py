@@ -16,7 +16,7 @@ from rota.runtime.registry import Registry
 from rota.runtime.service import Service
 from rota.runtime.spool import Spool
 from rota.server.access.keys import ANYONE
-from rota.server.adapters.listing import History, Listing
+from rota.server.adapters.listing import Listing
 from rota.server.adapters.manager import AdapterManager
 from rota.server.route import PORTION, list_response
 from tests.server.letters import serving
@@ -100,7 +100,7 @@ def test_an_adapter_that_is_unloaded_while_the_list_is_written_is_left_out():
     for name in "abc":
         registry.add(LoraPath(name=name, path=f"/adapters/{name}"))
     adapters = AdapterManager(cast(Service, None), registry)
-    entries = Listing(registry, adapters, History(registry), Spool()).all_for(ANYONE)
+    entries = Listing(registry, adapters, Spool()).all_for(ANYONE)
 
     assert next(entries).name == "a"
     registry.forget("b")

@@ -24,7 +24,7 @@ from rota.runtime.spool import Spool
 from rota.server.access.access import Access, Right
 from rota.server.access.audit import QuarantineLog
 from rota.server.access.exposure import is_loopback
-from rota.server.adapters.listing import AdapterBody, AdaptersListBody, History, Listing
+from rota.server.adapters.listing import AdapterBody, AdaptersListBody, Listing
 from rota.server.adapters.manager import AdapterManager
 from rota.server.adapters.resolver import Resolver
 from rota.server.adapters.updates import RemovedBody, UpdatedBody, UpdateFields, Updates
@@ -152,9 +152,9 @@ def create_app(parts: AppParts, routes: Iterable[HttpRoute]) -> FastAPI:
     metrics = _metrics(parts, split)
     manager = AdapterManager(service, registry, parts.unload_timeout_s, parts.locate, config.reload_changed)
     split.tie(manager)
-    answers, spool, history = OpenAnswers(partial(_note, metrics, shadows)), Spool(), History(registry)
-    queries, pausing = Queries(service), Pausing(service, answers)
-    heard = history, manager, split, queries, pausing, QuarantineLog(access.blame)
+    answers, spool = OpenAnswers(partial(_note, metrics, shadows)), Spool()
+    queries, pausing, listing = Queries(service), Pausing(service, answers), Listing(registry, manager, spool)
+    heard = listing, manager, split, queries, pausing, QuarantineLog(access.blame)
     # Observers get requests and events; listeners get events only.
     streams = Streams(service, Observers([metrics, *parts.watchers], [*(one.observe for one in heard), log_engines]))
     prefix, roots = parts.prefix, access.adapter_roots
@@ -168,7 +168,7 @@ def create_app(parts: AppParts, routes: Iterable[HttpRoute]) -> FastAPI:
         scrapes=Scrapes(metrics, service, queries, for_picker=config.picker_metrics),
         adapters=manager,
         updates=Updates(manager, registry, access, spool),
-        listing=Listing(registry, manager, history, spool),
+        listing=listing,
         traffic=split,
         room=ReadingRoom(parts.tokenizer.folder, parts.has_grammars),
         resolver=None if prefix is None else Resolver(prefix, registry, manager.load, roots),

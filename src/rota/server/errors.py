@@ -160,7 +160,7 @@ def install_error_handlers(
 
     @app.exception_handler(AdapterError)
     async def refuse_adapter(request: Request, error: AdapterError) -> Response:
-        return await refuse(request, RequestError(Fault(code_of(error), str(error))))
+        return await refuse(request, RequestError(shown(request, Fault(code_of(error), str(error)))))
 
     @app.exception_handler(RequestError)
     async def refuse(request: Request, error: RequestError) -> Response:

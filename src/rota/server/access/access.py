@@ -114,6 +114,8 @@ class Right(Enum):
     OPERATE = "`may_operate`"
 
 
+# The codes of an error of an adapter (`code_of`), whose reason may name a folder.
+_ADAPTERS = (FaultCode.ADAPTER_FAILED, FaultCode.SOURCE_AWAY, FaultCode.DISK_FULL, FaultCode.DISK_FAILED)
 # Characters of a name that a refusal repeats: enough to recognise it, and short.
 MOST_REPEATED = 200
 
@@ -260,8 +262,11 @@ class Access:
             raise _refusal(FaultCode.FORBIDDEN, message, param)
 
     def shown(self, http: Request, fault: Fault) -> Fault:
-        """A refusal as the client may see it: why the engine is down is for operators."""
-        return fault_for(getattr(http.state, "key", None), fault) if fault.code is FaultCode.ENGINE_DIED else fault
+        """A refusal as the client may see it: why the engine is down is for operators, and so are most paths."""
+        key = getattr(http.state, "key", None)
+        if fault.code is FaultCode.ENGINE_DIED:
+            return fault_for(key, fault)
+        return replace(fault, message=reason_for(key, fault.message)) if fault.code in _ADAPTERS else fault
 
     def find(self, key: Key, model: str | None, param: str = "model") -> Adapter:
         """As `named`; but a lost adapter is refused with its reason."""

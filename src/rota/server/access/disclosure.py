@@ -37,10 +37,10 @@ def fault_for(key: Key | None, fault: Fault) -> Fault:
     return replace(fault, message=_FOR_OTHERS[fault.code])
 
 
-def reason_for(key: Key, reason: str) -> str:
-    """Why something failed. A key reads paths within its own root, and no absolute path."""
+def reason_for(key: Key | None, reason: str) -> str:
+    """Why something failed. A key reads paths within its own root, and no absolute path. None: as in `fault_for`."""
     reason = _without_bodies(reason)
-    return reason if key.may_operate else _ABSOLUTE.sub("(a path)", reason)
+    return reason if key and key.may_operate else _ABSOLUTE.sub("(a path)", reason)
 
 
 def _without_bodies(text: str) -> str:

@@ -16,9 +16,6 @@ from rota.server.access.disclosure import path_for
 from rota.server.access.keys import Key
 from rota.server.adapters.manager import AdapterManager
 
-# ── history ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-# The history of a name: its versions, when each came and went, and what each takes in host memory.
-
 # Versions of a name that are remembered after they left.
 REMEMBERED = 16
 
@@ -31,53 +28,6 @@ class VersionRecord:
     loaded_at: float
     bytes: int | None = None  # None: it was not read yet
     gone_at: float | None = None
-
-
-class History:
-    """Hears of every event."""
-
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
-        self._present: dict[AdapterId, tuple[str, VersionRecord]] = {}  # by its name
-        self._past: dict[str, deque[VersionRecord]] = {}
-
-    def record_of(self, adapter_id: AdapterId) -> VersionRecord | None:
-        return self._present[adapter_id][1] if adapter_id in self._present else None
-
-    def past(self, name: str) -> list[VersionRecord]:
-        """The last versions that left, the newest first."""
-        return list(reversed(self._past.get(name, ())))
-
-    def observe(self, events: Iterable[Event]) -> None:
-        for event in events:
-            match event:
-                case AdapterAdded(adapter_id):
-                    self._added(adapter_id)
-                case HostChanged(adapter_id=adapter_id, size_bytes=size_bytes) if size_bytes:
-                    self._added(adapter_id)
-                    if record := self.record_of(adapter_id):
-                        record.bytes = size_bytes
-                case AdapterRemoved(adapter_id):
-                    self._removed(adapter_id)
-
-    def _added(self, adapter_id: AdapterId) -> None:
-        adapter = self._registry.by_id(adapter_id)
-        if adapter and adapter_id not in self._present:
-            self._present[adapter_id] = adapter.name, VersionRecord(adapter.version, time.time())
-
-    def _removed(self, adapter_id: AdapterId) -> None:
-        name, record = self._present.pop(adapter_id, ("", None))
-        if record is None:
-            return
-        if self._registry.loaded(name) is None:
-            self._past.pop(name, None)
-            return
-        record.gone_at = time.time()
-        self._past.setdefault(name, deque(maxlen=REMEMBERED)).append(record)
-
-
-# ── listing ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-# The listing shows adapters with their versions, as a key may see them.
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +51,7 @@ class AdapterBody:
     owner: str | None
     pinned: bool
     versions: list[VersionBody]
-    history: list[VersionRecord]
+    history: list[VersionRecord]  # the newest first
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +63,14 @@ class AdaptersListBody:
 
 
 class Listing:
-    """Reads what others keep."""
+    """Hears of every event, to know when each version came and went; all else it reads from those who keep it."""
 
-    def __init__(self, registry: Registry, adapters: AdapterManager, history: History, spool: Spool) -> None:
+    def __init__(self, registry: Registry, adapters: AdapterManager, spool: Spool) -> None:
         self._registry = registry
         self._adapters = adapters
-        self._history = history
         self._spool = spool
+        self._present: dict[AdapterId, tuple[str, VersionRecord]] = {}  # by its name
+        self._past: dict[str, deque[VersionRecord]] = {}
 
     def all_for(self, key: Key) -> Iterator[AdapterBody]:
         """All adapters that a key may use, without the base model. One that is unloaded meanwhile is left out."""
@@ -140,11 +91,11 @@ class Listing:
             current.owner if key.may_operate else None,
             current.is_pinned,
             [self._version(key, one) for one in versions],
-            self._history.past(name),
+            list(reversed(self._past.get(name, ()))),
         )
 
     def _version(self, key: Key, adapter: Adapter) -> VersionBody:
-        record = self._history.record_of(adapter.adapter_id)
+        _, record = self._present.get(adapter.adapter_id, ("", None))
         path = None if self._spool.has(adapter.adapter_id) else path_for(key, adapter)
         size, loaded_at = (record.bytes, record.loaded_at) if record else (None, None)
         return VersionBody(adapter.version, self._state(adapter), path, size, loaded_at)
@@ -155,3 +106,30 @@ class Listing:
         if self._registry.has(adapter):
             return "current"
         return "leaving" if self._adapters.is_leaving(adapter) else "kept"
+
+    def observe(self, events: Iterable[Event]) -> None:
+        for event in events:
+            match event:
+                case AdapterAdded(adapter_id):
+                    self._added(adapter_id)
+                case HostChanged(adapter_id=adapter_id, size_bytes=size_bytes) if size_bytes:
+                    self._added(adapter_id)
+                    if adapter_id in self._present:
+                        self._present[adapter_id][1].bytes = size_bytes
+                case AdapterRemoved(adapter_id):
+                    self._removed(adapter_id)
+
+    def _added(self, adapter_id: AdapterId) -> None:
+        adapter = self._registry.by_id(adapter_id)
+        if adapter and adapter_id not in self._present:
+            self._present[adapter_id] = adapter.name, VersionRecord(adapter.version, time.time())
+
+    def _removed(self, adapter_id: AdapterId) -> None:
+        name, record = self._present.pop(adapter_id, ("", None))
+        if record is None:
+            return
+        if self._registry.loaded(name) is None:
+            self._past.pop(name, None)
+            return
+        record.gone_at = time.time()
+        self._past.setdefault(name, deque(maxlen=REMEMBERED)).append(record)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Mapping
 
 from rota.core.errors import AdapterError, Fault, FaultCode, RequestError
 from rota.core.lora_paths import LoraPath
@@ -28,12 +27,6 @@ MISSED_S = 5.0
 Roots = Callable[[], Mapping[str, str | None]]
 
 
-class LoadAdapter(Protocol):
-    """Loads an adapter, as the adapter manager does. Raises AdapterError."""
-
-    async def __call__(self, asked: LoraPath) -> object: ...
-
-
 class Resolver:
     """For the event loop. Many who ask for one name wait for one load."""
 
@@ -41,12 +34,12 @@ class Resolver:
         self,
         prefix: Prefix,
         registry: Registry,
-        load: LoadAdapter,
+        load: Callable[[LoraPath], Awaitable[object]],
         roots: Roots = dict,
         timeout_s: float = TIMEOUT_S,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`roots` gives the adapter roots of all keys."""
+        """`load` raises AdapterError. `roots` gives the adapter roots of all keys."""
         self._prefix, self._registry, self._load, self._roots = prefix, registry, load, roots
         self._timeout_s, self._now = timeout_s, now
         self._loads: dict[str, asyncio.Task[None]] = {}

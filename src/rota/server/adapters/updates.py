@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,14 +13,13 @@ from fastapi import Request
 from pydantic import BaseModel
 
 from rota.core.adapter import Adapter
-from rota.core.errors import AdapterError, Fault, FaultCode, RequestError
+from rota.core.errors import Fault, FaultCode, RequestError
 from rota.core.ids import AdapterId
 from rota.core.lora_paths import LoraPath
 from rota.runtime.registry import Registry
 from rota.runtime.spool import Spool
 from rota.server.access.access import Access
 from rota.server.access.audit import audited
-from rota.server.access.disclosure import reason_for
 from rota.server.access.keys import Key
 from rota.server.adapters.manager import AdapterManager, Mode, Terms, check_name
 from rota.server.adapters.room import KeyRoom
@@ -132,9 +130,9 @@ class Updates:
     async def from_folder(
         self, http: Request, name: str, path: str, pinned: bool | None, terms: Terms, param: str = "path"
     ) -> Adapter:
-        """A new version from a folder. Raises AdapterError with a reason that the key may read."""
+        """A new version from a folder. Raises AdapterError."""
         key = self._access.key_of(http)
-        with _told_to(key), audited(http, key, "update", adapter=name, path=path) as details:
+        with audited(http, key, "update", adapter=name, path=path) as details:
             self._check(http, name, pinned)
             self._access.refuse_loads(key, param)
             asked = LoraPath(name=name, path=path, root=key.adapter_root)
@@ -145,7 +143,7 @@ class Updates:
     async def from_body(self, http: Request, name: str, fields: UploadFields) -> Adapter:
         """A new version whose weights are the request's body."""
         key, terms, config = self._access.key_of(http), fields.terms, fields.peft_config
-        with _told_to(key), audited(http, key, "update", adapter=name, path="(body)") as details:
+        with audited(http, key, "update", adapter=name, path="(body)") as details:
             self._check(http, name, fields.pinned)
             async with self._uploads.folder(key, http) as folder:
                 details["bytes"] = size = await self._uploads.receive(key, http, folder, config)
@@ -156,10 +154,6 @@ class Updates:
     async def from_tensors(self, http: Request) -> None:
         """A new version whose weights are a field of the body, as SGLang sends them."""
         key = self._access.key_of(http)
-        with _told_to(key):
-            await self._from_tensors(http, key)
-
-    async def _from_tensors(self, http: Request, key: Key) -> None:
         self._access.refuse_loader(key)  # before the body, which says the name, is waited for
         async with self._uploads.folder(key, http) as folder:
             fields, text = await self._uploads.read(key, http, folder, read_tensors)
@@ -169,12 +163,6 @@ class Updates:
                 details["bytes"] = size = await self._uploads.run(write_tensors, folder, text, fields.config_dict)
                 adapter = await self._take(http, fields.lora_name, folder, size, fields.pinned, Terms())
                 details["version"] = adapter.version
-
-    async def remove(self, adapter: Adapter, is_whole: bool) -> bool:
-        """Unload a name, or one version of it. False: answers that run outlast the wait."""
-        if is_whole:
-            return await self._adapters.unload(adapter.name)
-        return await self._adapters.unload_version(adapter)
 
     def _begin(self, adapter: Adapter, is_more: bool) -> None:
         if (key := self._access.key_named(adapter.owner or "")) and self._access.is_barred(key):
@@ -231,12 +219,3 @@ class Updates:
                 raise RequestError(Fault(FaultCode.UNKNOWN_MODEL, message, "version"))
             await self._adapters.use(found, terms, lambda: self._access.loader_of(http, name))
             return found
-
-
-@contextmanager
-def _told_to(key: Key) -> Iterator[None]:
-    """Raises AdapterError with a reason that the key may read."""
-    try:
-        yield
-    except AdapterError as error:
-        raise error.reworded(reason_for(key, str(error))) from None

@@ -117,18 +117,15 @@ async def _load(
     """Load an adapter for the key of a request. The adapter is the key's own from then on."""
     access = context.access
     key, name = access.key_of(http), fields.lora_name
-    try:
-        with audited(http, key, "load", adapter=name, path=fields.lora_path):
-            access.loader_of(http, name)
-            access.refuse_loads(key)
-            if is_pinned:
-                access.operator_of(http, "pinned")  # a pinned slot is lost to all other keys
-            fields.refuse_unsupported()
-            check_name(name)
-            asked = LoraPath(name=name, path=fields.lora_path, is_pinned=is_pinned, root=key.adapter_root)
-            await context.adapters.load(asked, lambda found: replace(found, owner=access.loader_of(http, name).name))
-    except AdapterError as error:
-        raise error.reworded(reason_for(key, str(error))) from None
+    with audited(http, key, "load", adapter=name, path=fields.lora_path):
+        access.loader_of(http, name)
+        access.refuse_loads(key)
+        if is_pinned:
+            access.operator_of(http, "pinned")  # a pinned slot is lost to all other keys
+        fields.refuse_unsupported()
+        check_name(name)
+        asked = LoraPath(name=name, path=fields.lora_path, is_pinned=is_pinned, root=key.adapter_root)
+        await context.adapters.load(asked, lambda found: replace(found, owner=access.loader_of(http, name).name))
 
 
 async def _unload(context: AppContext, http: Request, name: str) -> str | None:
@@ -154,7 +151,7 @@ async def _outcome(context: AppContext, http: Request, act: Awaitable[str | None
     try:
         message = await act
     except AdapterError as error:
-        message, status = str(error), ERROR_KINDS[code_of(error)].status
+        message, status = reason_for(key, str(error)), ERROR_KINDS[code_of(error)].status
     body = AdaptersBody(status == 200, message, _own_adapters(context.adapters, key))
     return Response(msgspec.json.encode(body), status, media_type="application/json")
 
@@ -230,7 +227,8 @@ async def remove(context: AppContext, name: str, http: Request) -> RemovedBody:
         if found is None:
             raise _unknown(access, key, name)
         versions = [found] if name != found.name else registry.versions(name)
-        is_gone = await context.updates.remove(found, is_whole=name == found.name)
+        unload = context.adapters.unload(name) if name == found.name else context.adapters.unload_version(found)
+        is_gone = await unload
         if not is_gone:
             details["in_background"] = True
     return RemovedBody(name=found.name, versions=[one.version for one in versions], is_gone=is_gone)
