@@ -42,9 +42,8 @@ from rota.engine.lora.triton_ops import expand, shrink, split_widened, tuning_fo
 from rota.engine.model.linear import Projection
 from rota.engine.model.sites import SITES
 from rota.engine.model.spec import ModelSpec
-from rota.engine.ops import with_adapters
-from rota.engine.ops.fused import FusedOperations
-from rota.engine.ops.with_adapters import SHAPES, Shapes
+from rota.engine.ops import fused
+from rota.engine.ops.fused import SHAPES, FusedOperations, Shapes
 from rota.engine.step.device_step import DeviceStep, LoraBatch, int32
 from rota.engine.weights.load import dummy_weights
 from rota.engine.weights.makers import EightBitFloats
@@ -128,12 +127,12 @@ class ShapedOperations(FusedOperations):
 
     def add_rms_norm(self, x: Output, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
         if isinstance(x, DeferredLora):
-            return with_adapters.add_rms_norm(x, residual, weight, epsilon, self._shapes)
+            return fused.add_rms_norm_open(x, residual, weight, epsilon, self._shapes)
         return super().add_rms_norm(x, residual, weight, epsilon)
 
     def silu_multiply(self, gate_up: Output) -> Tensor:
         if isinstance(gate_up, DeferredLora):
-            return with_adapters.silu_multiply(gate_up, self._shapes)
+            return fused.silu_multiply_open(gate_up, self._shapes)
         return super().silu_multiply(gate_up)
 
     def rotate_and_store(
@@ -145,7 +144,7 @@ class ShapedOperations(FusedOperations):
         norms: tuple[Tensor, Tensor, float] | None,
     ) -> Tensor:
         if isinstance(qkv, DeferredLora):
-            return with_adapters.rotate_and_store(qkv, rotary, step, cache, norms, self._shapes)
+            return fused.rotate_and_store_open(qkv, rotary, step, cache, norms, self._shapes)
         return super().rotate_and_store(qkv, rotary, step, cache, norms)
 
 

@@ -46,8 +46,7 @@ from torch import Tensor
 from rota.engine.families.table import read_spec
 from rota.engine.parallel.shard import Cut
 from rota.engine.weights.load import load_weights
-from rota.engine.weights.pinned import no_copier, pinned_on_gpu
-from rota.engine.weights.read_ahead import RingSetup, Wait, WeightRing
+from rota.engine.weights.read_ahead import RingSetup, Wait, WeightRing, no_copier, pinned_on_gpu
 from rota.engine.weights.shards import FileRange, Shards, read_places
 
 HEADS = ("to", "way", "threads", "buffer, MB", "seconds", "of processors", "GB/s")

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from rota import LLM, SamplingParams
 from rota.core.ids import Row
 from rota.core.plan import Chunk, Scoring, StepPlan, TokenLogprobs
-from rota.engine.sampling.scores import score, tokens_at_once
+from rota.engine.drawing import score, tokens_at_once
 from rota.engine.step.frames import frame_of, mixed_frame
 from rota.engine.step.graphs import StepGraphs
 from tests.engine.graph_stubs import no_graph

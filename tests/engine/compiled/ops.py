@@ -7,7 +7,7 @@ from typing import Any
 import triton.language as tl
 
 from rota.engine.ops import kernels
-from rota.engine.ops.with_adapters import SHAPES
+from rota.engine.ops.fused import SHAPES
 from rota.engine.ops.with_adapters_kernels import add_rms_norm_kernel, rotate_and_store_kernel, silu_multiply_kernel
 from tests.engine.kernels_compiled import compile_kernel, resources
 

@@ -26,11 +26,11 @@ def assignments(draw) -> tuple[np.ndarray, int, int]:
 @given(assignments())
 def test_every_token_of_an_adapter_is_in_one_tile_of_its_slot_and_base_tokens_in_none(assignment):
     token_slots, slots, tile_size = assignment
-    table = tile_table(token_slots, slots, tile_size)
+    table, _ = tile_table(token_slots, slots, tile_size)
     seen = []
-    for slot, start, count in zip(table.slots, table.starts, table.counts, strict=True):
+    for slot, start, count in zip(table["tile_slots"], table["tile_starts"], table["tile_counts"], strict=True):
         assert 1 <= count <= tile_size
-        tokens = table.order[start : start + count]
+        tokens = table["order"][start : start + count]
         assert (token_slots[tokens] == slot).all()
         seen.extend(tokens.tolist())
     assert sorted(seen) == np.flatnonzero(token_slots < slots).tolist()
@@ -39,26 +39,28 @@ def test_every_token_of_an_adapter_is_in_one_tile_of_its_slot_and_base_tokens_in
 @given(assignments())
 def test_groups_cover_each_slots_tokens_in_the_order_they_came(assignment):
     token_slots, slots, tile_size = assignment
-    table = tile_table(token_slots, slots, tile_size)
-    found = {slot: table.order[first:end].tolist() for slot, first, end in table.groups}
+    table, groups = tile_table(token_slots, slots, tile_size)
+    found = {slot: table["order"][first:end].tolist() for slot, first, end in groups}
     assert found == {slot: np.flatnonzero(token_slots == slot).tolist() for slot in set(token_slots.tolist()) - {slots}}
 
 
 @given(assignments())
 def test_no_assignment_needs_more_tiles_than_the_sizes_allow(assignment):
     token_slots, slots, tile_size = assignment
-    assert len(tile_table(token_slots, slots, tile_size).slots) <= most_tiles(len(token_slots), slots, tile_size)
+    table, _ = tile_table(token_slots, slots, tile_size)
+    assert len(table["tile_slots"]) <= most_tiles(len(token_slots), slots, tile_size)
 
 
 def test_some_assignment_needs_all_the_tiles_the_sizes_allow():
     one_each_and_the_rest_for_the_last = int32([0, 1, 2, *[3] * 33])
-    assert len(tile_table(one_each_and_the_rest_for_the_last, 4, 16).slots) == most_tiles(36, 4, 16) == 6
+    table, _ = tile_table(one_each_and_the_rest_for_the_last, 4, 16)
+    assert len(table["tile_slots"]) == most_tiles(36, 4, 16) == 6
 
 
 def test_unused_tiles_come_last_and_are_empty():
-    table = tile_table(int32([1, 1, 1]), slots=2, tile_size=2, tiles=5)
-    assert table.slots[:2].tolist() == [1, 1]
-    assert table.counts.tolist() == [2, 1, 0, 0, 0]
+    table, _ = tile_table(int32([1, 1, 1]), slots=2, tile_size=2, tiles=5)
+    assert table["tile_slots"][:2].tolist() == [1, 1]
+    assert table["tile_counts"].tolist() == [2, 1, 0, 0, 0]
 
 
 def test_a_step_with_fewer_tokens_than_its_frame_is_filled_up_with_base_tokens():
@@ -83,11 +85,9 @@ def test_a_batch_sees_what_is_written_later_in_the_same_place():
 
 def test_a_batch_says_the_same_as_its_table():
     token_slots = int32([1, 2, 0, 1, 1])
-    batch, table = make_batch(token_slots, 2, CPU, tile_size=2), tile_table(token_slots, 2, 2, tiles=3)
-    assert batch.token_slots.tolist() == token_slots.tolist()
-    assert (batch.order.tolist(), batch.groups) == (table.order.tolist(), table.groups)
-    tiles = batch.tile_slots.tolist(), batch.tile_starts.tolist(), batch.tile_counts.tolist()
-    assert tiles == (table.slots.tolist(), table.starts.tolist(), table.counts.tolist())
+    batch, (table, groups) = make_batch(token_slots, 2, CPU, tile_size=2), tile_table(token_slots, 2, 2, tiles=3)
+    assert {name: getattr(batch, name).tolist() for name in table} == {name: table[name].tolist() for name in table}
+    assert batch.groups == groups
 
 
 def test_a_prompt_makes_large_tiles_and_decoding_small_ones():

@@ -12,8 +12,7 @@ from rota.engine.families.table import read_spec
 from rota.engine.model.linear import Linear, Projection
 from rota.engine.weights.load import Weights, load_weights
 from rota.engine.weights.makers import EightBitFloats
-from rota.engine.weights.pinned import PinnedCopier, no_copier
-from rota.engine.weights.read_ahead import RingSetup
+from rota.engine.weights.read_ahead import PinnedCopier, RingSetup, no_copier
 from tests.engine.model_factory import make_tiny_model
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; CI has none")

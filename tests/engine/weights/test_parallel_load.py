@@ -23,8 +23,7 @@ from rota.engine.weights.layouts.table import read_layout
 from rota.engine.weights.load import Weights, load_weights
 from rota.engine.weights.makers import EightBitFloats, FourBitCodes
 from rota.engine.weights.matrices import NO_FUSED_ROWS, FusedRows
-from rota.engine.weights.pinned import no_copier
-from rota.engine.weights.read_ahead import Copier, RingSetup
+from rota.engine.weights.read_ahead import RingSetup, no_copier
 from tests.engine.model_factory import make_tiny_model
 from tests.engine.weights.copiers import PlainCopier
 from tests.engine.weights.writers import write_model
@@ -37,7 +36,7 @@ SMALL = RingSetup(threads=3, buffers=4, buffer_bytes=4096)
 
 def load(
     folder: Path,
-    copier: Copier | None = None,
+    copier: PlainCopier | None = None,
     dtype: torch.dtype = torch.float32,
     fused: FusedRows = NO_FUSED_ROWS,
     maker: MatrixMaker | None = None,

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from rota.core.errors import ModelError
 from rota.engine.parallel.shard import Cut
-from rota.engine.weights.pinned import no_copier, pinned_on_gpu
-from rota.engine.weights.read_ahead import ALIGNMENT, RingSetup, WeightRing, cut_into_runs
+from rota.engine.weights.read_ahead import ALIGNMENT, RingSetup, WeightRing, cut_into_runs, no_copier, pinned_on_gpu
 from rota.engine.weights.shards import FileRange, read_places
 from tests.engine.weights.copiers import FailingCopier, LateCopier, PlainCopier
 

@@ -1,9 +1,14 @@
-"""What an adapter's file is relative to: rows, biases and norms of the model, in whatever form it has them."""
+"""What an adapter's file is relative to: rows, biases and norms of the model, in whatever form it has them.
+
+A matrix in few bits, or in an order of its own, is asked through its product: the product of nought is its bias, and
+the products of unit vectors are its columns. So an adapter is folded with the numbers that the model computes with, and
+not with what rounding would make of the adapter's own.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
 import torch
@@ -14,12 +19,69 @@ from rota.engine.model.linear import Matrix, Projection
 from rota.engine.model.sites import SITES, SiteShape
 from rota.engine.weights.load import LayerWeights
 
-# ── base ends ───────────────────────────────────────────────────────────────────────────────────────────────────────
-# BaseEmbedHead tells what an adapter's ends are relative to: rows of the model's embedding and head, and their norms.
+# Rows of a matrix in float32, and unit vectors in one product: some tens of megabytes for an 8B.
+ROWS_AT_ONCE = 2048
+UNITS_AT_ONCE = 256
 
-# Unit vectors in one product: each gives a number for every token. And rows in float32 at a time.
-COLUMNS_AT_ONCE = 64
-TOKENS_AT_ONCE = 2048
+
+class BaseMatrix:
+    """A matrix of the model, [outputs, inputs]. Its squares are worked out once: a number for each output."""
+
+    def __init__(self, matrix: Projection, inputs: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._matrix, self._inputs, self._dtype, self._device = matrix, inputs, dtype, device
+        self._squares: Tensor | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Are the rows those of the model's folder?"""
+        return isinstance(self._matrix, Matrix)
+
+    @torch.inference_mode()
+    def bias(self) -> Tensor:
+        """[outputs] float32; nought where the model has none, and on ranks that do not add it."""
+        return self._product(torch.zeros(1, self._inputs))[0]
+
+    @torch.inference_mode()
+    def rows(self, numbers: Sequence[int]) -> Tensor:
+        """[numbers, inputs] float32 on the host."""
+        if isinstance(self._matrix, Matrix):
+            return self._matrix.weight[list(numbers)].float().cpu()
+        return torch.cat([columns[:, list(numbers)] for _, columns in self._columns()]).T.cpu()
+
+    @torch.inference_mode()
+    def products(self, rows: Tensor) -> Tensor:
+        """rows Wᵀ, [rows, outputs] float32, without the bias."""
+        rows = rows.to(self._device).float()
+        if isinstance(self._matrix, Matrix):
+            return torch.cat([rows @ part.float().T for part in self._matrix.weight.split(ROWS_AT_ONCE)], dim=1)
+        return sum((rows[:, where] @ columns for where, columns in self._columns()), self._zero())
+
+    @torch.inference_mode()
+    def squares(self) -> Tensor:
+        """|row|² of every row, [outputs] float32."""
+        if self._squares is None:
+            self._squares = self._squared()
+        return self._squares
+
+    def _squared(self) -> Tensor:
+        if isinstance(self._matrix, Matrix):
+            return torch.cat([part.float().square().sum(dim=1) for part in self._matrix.weight.split(ROWS_AT_ONCE)])
+        return sum((columns.square().sum(dim=0) for _, columns in self._columns()), self._zero())
+
+    def _columns(self) -> Iterator[tuple[slice, Tensor]]:
+        """The columns of a matrix that no one can look at, [some, outputs] float32, some at a time."""
+        bias = self.bias()
+        for first in range(0, self._inputs, UNITS_AT_ONCE):
+            where = slice(first, min(self._inputs, first + UNITS_AT_ONCE))
+            units = torch.zeros(where.stop - first, self._inputs)
+            units[:, where].fill_diagonal_(1.0)
+            yield where, self._product(units) - bias
+
+    def _product(self, rows: Tensor) -> Tensor:
+        return self._matrix(rows.to(self._device, self._dtype)).float()
+
+    def _zero(self) -> Tensor:
+        return torch.zeros((), device=self._device)
 
 
 class BaseEmbedHead:
@@ -30,12 +92,8 @@ class BaseEmbedHead:
         self.matrices = matrices  # places for matrices of adapters' own
         self.matrix_bytes = embedding.nbytes
         self._embedding = embedding
-        self._head = head
-
-    @property
-    def has_plain_head(self) -> bool:
-        """Are the head's rows those of the model's folder?"""
-        return isinstance(self._head, Matrix)
+        # Its rows count from this rank's first token.
+        self.head = BaseMatrix(head, embedding.shape[1], embedding.dtype, embedding.device)
 
     @torch.inference_mode()
     def embedding_rows(self, tokens: Sequence[int]) -> Tensor:
@@ -43,66 +101,29 @@ class BaseEmbedHead:
         return self._embedding[list(tokens)].float().cpu()
 
     @torch.inference_mode()
-    def head_rows(self, tokens: Sequence[int]) -> Tensor:
-        """The same of the head; `tokens` count from this rank's first. A head in few bits is asked by its product."""
-        if isinstance(self._head, Matrix):
-            return self._head.weight[list(tokens)].float().cpu()
-        return torch.cat([columns[:, list(tokens)] for columns in self._columns()]).T.float().cpu()
-
-    @torch.inference_mode()
     def embedding_against(self, a: Tensor) -> tuple[Tensor, Tensor]:
         """Of each column of the embedding: its square [hidden], and its products with a's columns [rank, hidden]."""
         squares, products = torch.zeros(()), torch.zeros(())
-        for rows, part in zip(self._embedding.split(TOKENS_AT_ONCE), a.split(TOKENS_AT_ONCE), strict=True):
+        for rows, part in zip(self._embedding.split(ROWS_AT_ONCE), a.split(ROWS_AT_ONCE), strict=True):
             own = rows.float()
             squares = squares + own.square().sum(0).cpu()
             products = products + (part.to(own.device).float().T @ own).cpu()
         return squares, products
 
-    @torch.inference_mode()
-    def head_against(self, a: Tensor) -> tuple[Tensor, Tensor]:
-        """Of each row of the head: its square [tokens], and its products with a's rows [rank, tokens]."""
-        if isinstance(self._head, Matrix):
-            rows, a = self._head.weight.split(TOKENS_AT_ONCE), a.to(self._embedding.device).float()
-            products = torch.cat([a @ part.float().T for part in rows], dim=1)
-            return torch.cat([part.float().square().sum(1) for part in rows]).cpu(), products.cpu()
-        squares, products = torch.zeros(()), torch.zeros(())
-        for columns, part in zip(self._columns(), a.split(COLUMNS_AT_ONCE, dim=1), strict=True):
-            own = columns.float()
-            squares = squares + own.square().sum(0).cpu()
-            products = products + (part.to(own.device).float() @ own).cpu()
-        return squares, products
-
-    def _columns(self) -> Iterator[Tensor]:
-        """The columns of a head that no one can look at, as its products with unit vectors: [some, tokens]."""
-        units = torch.eye(self._embedding.shape[1], dtype=self._embedding.dtype, device=self._embedding.device)
-        for some in units.split(COLUMNS_AT_ONCE):
-            yield self._head(some)
-
-
-# ── base matrices ───────────────────────────────────────────────────────────────────────────────────────────────────
-# BaseMatrices tells what an adapter's file is relative to: rows and biases of the model, in whatever form they lie.
-#
-# A matrix in few bits, or in an order of its own, is asked through its product: the product of nought is its bias,
-# and the products of unit vectors are its columns. So an adapter is folded with the numbers that the model computes
-# with, and not with what rounding would make of the adapter's own.
-
-# Rows of a matrix in float32, and unit vectors in one product: some tens of megabytes for an 8B.
-ROWS_AT_ONCE = 2048
-UNITS_AT_ONCE = 256
-
 
 class BaseMatrices:
-    """Asked inside `alone`. What was worked out for a site is kept, a number for each output."""
+    """The matrices of all layers, by layer and site; asked inside `alone`."""
 
     def __init__(
         self, layers: Sequence[LayerWeights], shapes: Sequence[SiteShape], dtype: torch.dtype, device: torch.device
     ) -> None:
         self.device = device
-        self._dtype = dtype
-        self._layers = [dict(zip(SITES, (one.qkv, one.output, one.gate_up, one.down), strict=True)) for one in layers]
-        self._inputs = {shape.name: shape.inputs for shape in shapes}
-        self._squares: dict[tuple[int, str], Tensor] = {}
+        inputs = {shape.name: shape.inputs for shape in shapes}
+        self.at = {
+            (number, site): BaseMatrix(matrix, inputs[site], dtype, device)
+            for number, one in enumerate(layers)
+            for site, matrix in zip(SITES, (one.qkv, one.output, one.gate_up, one.down), strict=True)
+        }
         self._lock = threading.Lock()
         # Beside the steps, not between them.
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -112,41 +133,3 @@ class BaseMatrices:
         """One thread at a time, on a stream of its own where there are streams."""
         with self._lock, nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
             yield
-
-    @torch.inference_mode()
-    def bias(self, layer: int, site: str) -> Tensor:
-        """[outputs] float32; nought where the model has none, and on ranks that do not add it."""
-        return self._product(layer, site, torch.zeros(1, self._inputs[site]))[0]
-
-    @torch.inference_mode()
-    def products(self, layer: int, site: str, rows: Tensor) -> Tensor:
-        """rows Wᵀ, [rows, outputs] float32, without the bias."""
-        matrix, rows = self._layers[layer][site], rows.to(self.device).float()
-        if isinstance(matrix, Matrix):
-            return torch.cat([rows @ part.float().T for part in matrix.weight.split(ROWS_AT_ONCE)], dim=1)
-        return self._over_columns(layer, site, lambda columns, where: rows[:, where] @ columns)
-
-    @torch.inference_mode()
-    def squares(self, layer: int, site: str) -> Tensor:
-        """|row|² of every row of W, [outputs] float32."""
-        if (layer, site) not in self._squares:
-            self._squares[layer, site] = self._squared(self._layers[layer][site], layer, site)
-        return self._squares[layer, site]
-
-    def _squared(self, matrix: Projection, layer: int, site: str) -> Tensor:
-        if isinstance(matrix, Matrix):
-            return torch.cat([part.float().square().sum(dim=1) for part in matrix.weight.split(ROWS_AT_ONCE)])
-        return self._over_columns(layer, site, lambda columns, _: columns.square().sum(dim=0))
-
-    def _over_columns(self, layer: int, site: str, take: Callable[[Tensor, slice], Tensor]) -> Tensor:
-        """The sum of what is taken from W's columns, [some, outputs], some at a time."""
-        inputs, bias, total = self._inputs[site], self.bias(layer, site), torch.zeros((), device=self.device)
-        for first in range(0, inputs, UNITS_AT_ONCE):
-            where = slice(first, min(inputs, first + UNITS_AT_ONCE))
-            units = torch.zeros(where.stop - first, inputs)
-            units[:, where].fill_diagonal_(1.0)
-            total = total + take(self._product(layer, site, units) - bias, where)
-        return total
-
-    def _product(self, layer: int, site: str, rows: Tensor) -> Tensor:
-        return self._layers[layer][site](rows.to(self.device, self._dtype)).float()

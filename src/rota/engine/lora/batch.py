@@ -37,19 +37,11 @@ def most_tiles(tokens: int, slots: int, tile_size: int) -> int:
     return used + (tokens - used) // tile_size
 
 
-@dataclass(frozen=True, slots=True)
-class TileTable:
-    """The arrays of a LoraBatch, on the host."""
-
-    order: Numbers
-    slots: Numbers
-    starts: Numbers
-    counts: Numbers
-    groups: Groups
-
-
-def tile_table(token_slots: Numbers, slots: int, tile_size: int, tiles: int | None = None) -> TileTable:
-    """Group tokens by slot and cut each group into tiles; unused tiles fill up to `tiles`."""
+def tile_table(
+    token_slots: Numbers, slots: int, tile_size: int, tiles: int | None = None
+) -> tuple[dict[str, Numbers], Groups]:
+    """The arrays of a LoraBatch, by name: tokens grouped by slot, and each group cut into tiles; unused ones fill up
+    to `tiles`."""
     # NumPy sorts two-byte numbers by counting, in linear time.
     order = token_slots.astype(np.int16).argsort(kind="stable")
     counts = np.bincount(token_slots, minlength=slots + 1)[:slots]
@@ -63,14 +55,14 @@ def tile_table(token_slots: Numbers, slots: int, tile_size: int, tiles: int | No
     tiles = used if tiles is None else tiles
     assert used <= tiles, "more tiles are needed than there is room for"
     nth_of_slot = np.arange(used) - tiles_before[tile_slots]
-    table = np.zeros((3, tiles), np.int32)
-    table[0, :used] = tile_slots
-    table[1, :used] = starts[tile_slots] + nth_of_slot * tile_size
-    table[2, :used] = np.minimum(tile_size, ends[tile_slots] - table[1, :used])
+    table = {name: np.zeros(tiles, np.int32) for name in ("tile_slots", "tile_starts", "tile_counts")}
+    table["tile_slots"][:used] = tile_slots
+    table["tile_starts"][:used] = first = starts[tile_slots] + nth_of_slot * tile_size
+    table["tile_counts"][:used] = np.minimum(tile_size, ends[tile_slots] - first)
 
     present = counts.nonzero()[0]
     groups = tuple(zip(present.tolist(), starts[present].tolist(), ends[present].tolist(), strict=True))
-    return TileTable(order.astype(np.int32), table[0], table[1], table[2], groups)
+    return {"token_slots": token_slots, "order": order.astype(np.int32), **table}, groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +93,8 @@ class BatchFrame:
         """The array for these tokens; base tokens fill up the frame."""
         padded = np.full(self.tokens, self.slots, np.int32)
         padded[: len(token_slots)] = token_slots
-        table = tile_table(padded, self.slots, self.tile_size, self.tiles)
-        sections = {
-            "token_slots": padded,
-            "order": table.order,
-            "tile_slots": table.slots,
-            "tile_starts": table.starts,
-            "tile_counts": table.counts,
-        }
-        return self._layout.pack(sections, padding={}), table.groups
+        sections, groups = tile_table(padded, self.slots, self.tile_size, self.tiles)
+        return self._layout.pack(sections, padding={}), groups
 
     def unpack(self, line: Tensor, groups: Groups = ()) -> LoraBatch:
         """The batch in a packed array's copy on the device; it shares the copy's memory."""

@@ -206,7 +206,7 @@ def rotate_and_store_kernel(
     gain_bias,  # -> [slots, gains and shifts, the same] float32, or None
     order, token_slots, tile_slots, tile_starts, tile_counts,
     shrunk,  # -> [SHARES, tokens in their order, 3 * MAX_RANK]; BY_TOKEN: [tokens, slots, 3 * MAX_RANK]
-    # As in `fused_kernels.rotate_and_store_kernel`:
+    # As in `kernels.rotate_and_store_kernel`:
     rotary, positions, addresses, query, keys, values, scales, query_norm, key_norm, epsilon,
     tokens, tiles, slots, y_stride, row_stride, page_stride, head_stride, token_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, HALF_TILE: tl.constexpr,

@@ -21,8 +21,15 @@ from rota.engine.weights.finite import FiniteCheck
 from rota.engine.weights.layouts.layout import WEIGHT, Layout, StoredTensors, window_of
 from rota.engine.weights.layouts.table import read_layout
 from rota.engine.weights.matrices import NO_FUSED_ROWS, FusedRows, MatrixBuilder, MatrixSource, weight_names
-from rota.engine.weights.pinned import CopierFor, pinned_on_gpu
-from rota.engine.weights.read_ahead import USUAL_SETUP, Copier, Copy, RingSetup, WeightRing
+from rota.engine.weights.read_ahead import (
+    USUAL_SETUP,
+    CopierFor,
+    Copy,
+    PinnedCopier,
+    RingSetup,
+    WeightRing,
+    pinned_on_gpu,
+)
 from rota.engine.weights.shards import FileRange, Shards
 from rota.start import START
 
@@ -197,7 +204,7 @@ def load_weights(
 
 
 def _read_ahead(
-    shards: Shards, stored: StoredMatrices, spec: ModelSpec, shard: Shard, copier: Copier, ring: RingSetup
+    shards: Shards, stored: StoredMatrices, spec: ModelSpec, shard: Shard, copier: PinnedCopier, ring: RingSetup
 ) -> WeightRing:
     """Reads of all tensors whose bytes a rank copies as they lie in a file, in the order in which they are built.
 

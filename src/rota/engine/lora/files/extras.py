@@ -59,8 +59,8 @@ class Folding:
         """m / |W + B A| of every row; 1 for parts without factors. a: [parts, rank, inputs], b: [rank, outputs]."""
         device, rank = self.base.device, b.shape[0]
         a, b = a.to(device).float(), b.to(device).float()
-        crossed = self.base.products(layer, shape.name, a.flatten(0, 1))
-        squares = self.base.squares(layer, shape.name)
+        below = self.base.at[layer, shape.name]
+        crossed, squares = below.products(a.flatten(0, 1)), below.squares()
         gains = []
         for index, columns in enumerate(_columns(shape)):
             part_b, own = b[:, columns], crossed[index * rank : (index + 1) * rank, columns]
@@ -71,7 +71,7 @@ class Folding:
 
     def _shifts(self, shape: SiteShape, layer: int, gain: Tensor) -> Tensor:
         """Only x Wᵀ + x Aᵀ Bᵀ is scaled: the model's own bias comes off scaled, and the adapter's is added."""
-        own = self.base.bias(layer, shape.name).cpu()
+        own = self.base.at[layer, shape.name].bias().cpu()
         shift = own - gain * own
         for (part, _), columns in zip(shape.parts, _columns(shape), strict=True):
             module = module_name(layer, part)
@@ -131,7 +131,7 @@ def head_of_tokens(
     tokens, rows = folder.config.own_tokens[module], folder.tokens[module].read().float()
     here = [place for place, token in enumerate(tokens) if cut.first <= token < cut.end]
     own = [tokens[place] - cut.first for place in here]
-    return EmbedHeadFactors((rows[here] - base.head_rows(own)).to(dtype), _ones(own, cut.end - cut.first, dtype))
+    return EmbedHeadFactors((rows[here] - base.head.rows(own)).to(dtype), _ones(own, cut.end - cut.first, dtype))
 
 
 def _ones(tokens: tuple[int, ...] | list[int], vocabulary: int, dtype: torch.dtype) -> Tensor:
@@ -162,7 +162,7 @@ def with_gain_bias(
         return embedding, None
     gain, shift = torch.ones(head.b.shape[1]), torch.zeros(head.b.shape[1])
     if (magnitude := _vector(folder, HEAD, "magnitude")) is not None:
-        squares, crossed = base.head_against(head.a)
+        squares, crossed = base.head.squares().cpu(), base.head.products(head.a).cpu()
         a = head.a.float()
         gain = magnitude[tokens.first : tokens.end] / norms(squares, crossed, a @ a.T, head.b.float())
     elif (bias := _vector(folder, HEAD, "b_bias")) is not None:
@@ -193,8 +193,8 @@ def read_embed_head(
     Beside factors there PEFT saves the matrix below, and would load it over the model's.
     """
     _check_copy(folder, EMBEDDING, base.embedding_rows, WHOLE.tokens(spec.vocab_size))
-    if base.has_plain_head:
-        _check_copy(folder, HEAD, base.head_rows, tokens)
+    if base.head.is_plain:
+        _check_copy(folder, HEAD, base.head.rows, tokens)
     embedding = read_factors(folder, EMBEDDING, dtype, None) or embedding_of_tokens(folder, spec, base, dtype)
     head = read_factors(folder, HEAD, dtype, tokens) or head_of_tokens(folder, spec, base, dtype, tokens)
     return with_gain_bias(folder, embedding, head, base, tokens)
