@@ -33,7 +33,7 @@ from rota.runtime.ranks.meeting import (
     facts,
     open_line,
 )
-from rota.runtime.ranks.processes import FollowerJob, FollowerProcess, LaunchedProcess
+from rota.runtime.ranks.processes import FollowerJob, LaunchedProcess, start_follower
 from rota.runtime.service import explain
 from rota.runtime.timeouts import LINGER_S
 from rota.runtime.wire import Failed, Outbox, Ready, Stop
@@ -198,7 +198,7 @@ def attend(make_device: MakeDevice, config: EngineConfig, place: LaunchedProcess
     """
     config = replace(config, rank=place.rank, device_number=place.device_number, local_ranks=place.local_ranks)
     job = FollowerJob(make_device=make_device, config=config, address=place.address, meet_s=MEET_S)
-    while (code := FollowerProcess(job).wait()) != STOPPED:
+    while (code := start_follower(job).wait()) != STOPPED:
         if code == REFUSED:
             raise EngineLostError(f"Rank {place.rank} does not follow rank 0 any more.")
         job = replace(job, meet_s=again_s)

@@ -192,10 +192,6 @@ class ReportListener:
         if self._lost:
             raise EngineDiedError(self._lost)
 
-    def check_after_failure(self) -> None:
-        """As `check`, when the device has failed: a follower that is lost is the better reason."""
-        self.check(_REASON_S)
-
     def close(self) -> None:
         self._is_closing.set()
         self._thread.join()
@@ -308,7 +304,7 @@ class Leader(Generic[Ticket]):
             self._meeting.send_plan(plan)
             ticket = self._device.submit(plan)
         except Exception:  # whatever it is, it goes on; but a follower that is lost is the better reason
-            self._listener.check_after_failure()
+            self._listener.check(_REASON_S)
             raise
         self._is_torn = False
         return ticket
@@ -317,7 +313,7 @@ class Leader(Generic[Ticket]):
         try:
             return self._device.collect(ticket)
         except Exception:  # as above
-            self._listener.check_after_failure()
+            self._listener.check(_REASON_S)
             raise
 
     def dismiss(self) -> None:
@@ -345,22 +341,6 @@ def build_ranks(make_device: MakeDevice, config: EngineConfig, timeouts: EngineT
     return lead(make_device, config, timeouts or EngineTimeouts(), place)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _RankSockets:
-    """The sockets and processes behind a leader."""
-
-    context: zmq.Context[Socket]
-    meeting: Meeting
-    reports: Socket
-    processes: FollowerProcesses
-
-    def close(self) -> None:
-        self.processes.end()
-        self.meeting.close()
-        self.reports.close()
-        self.context.term()
-
-
 def lead(
     make_device: MakeDevice,
     config: EngineConfig,
@@ -374,22 +354,44 @@ def lead(
         config = replace(config, local_ranks=size)
     else:
         config = replace(config, device_number=place.device_number, local_ranks=place.local_ranks)
-    with ExitStack() as undo:  # a start that fails leaves no process and no port behind
-        lines = _open_lines(make_device, config, place, meet_s)
-        undo.callback(lines.close)
-        lines.meeting.gather(lines.processes.complaint, meet_s)
-        lines.meeting.compare(facts(config))
+    secret = "" if place else secrets.token_hex(16)
+    with ExitStack() as lines:  # a start that fails leaves no process and no port behind
+        context: zmq.Context[Socket] = zmq.Context()
+        lines.callback(context.term)
+        meeting = Meeting(context, size, f"tcp://*:{place.port}" if place else f"tcp://{_HERE}:*", secret)
+        lines.callback(meeting.close)
+        reports = open_line(context, zmq.ROUTER)
+        lines.callback(reports.close)
+        job = FollowerJob(
+            make_device=make_device,
+            config=config,
+            address=meeting.address,
+            secret=secret,
+            meet_s=meet_s,
+            autotuned=START.autotuned,
+        )
+        processes = FollowerProcesses([] if place else _jobs(job))
+        lines.callback(processes.end)
+        meeting.gather(processes.complaint, meet_s)
+        meeting.compare(facts(config))
         config = replace(config, meeting=f"tcp://{host}:{_free_port(host)}")
-        port = lines.reports.bind_to_random_port("tcp://*" if place else f"tcp://{_HERE}")
-        names = lines.meeting.welcome(config.meeting, f"tcp://{host}:{port}")
+        port = reports.bind_to_random_port("tcp://*" if place else f"tcp://{_HERE}")
+        names = meeting.welcome(config.meeting, f"tcp://{host}:{port}")
         agreement = Agreement(range(size))
-        listener = ReportListener(lines.reports, names, agreement, lines.processes, START.end_with, timeouts)
+        listener = ReportListener(reports, names, agreement, processes, START.end_with, timeouts)
         listener.start()
-        undo.callback(listener.close)
+        lines.callback(listener.close)
         device = _built(make_device, config, listener)
         capacity = agree({0: device.capacity, **listener.capacities()})
-        undo.pop_all()
-    return Leader(device, capacity, lines.meeting, agreement, listener, lines.close)
+        return Leader(device, capacity, meeting, agreement, listener, lines.pop_all().close)
+
+
+def _jobs(job: FollowerJob) -> list[FollowerJob]:
+    """What each follower on this machine must know. Progress bars of several processes would overwrite each other."""
+    config = replace(job.config, quiet=True)
+    first, size = config.device_number, config.model.tensor_parallel_size
+    configs = [replace(config, rank=rank, device_number=first + rank) for rank in range(1, size)]
+    return [replace(job, config=one) for one in configs]
 
 
 def _built(make_device: MakeDevice, config: EngineConfig, listener: ReportListener) -> Device[Any]:
@@ -398,7 +400,7 @@ def _built(make_device: MakeDevice, config: EngineConfig, listener: ReportListen
     except RotaError:
         raise  # it says what is wrong, on this rank and most likely on all
     except Exception:  # whatever it is, it goes on; but a follower that is lost is the better reason
-        listener.check_after_failure()
+        listener.check(_REASON_S)
         raise
 
 
@@ -414,30 +416,6 @@ def agree(capacities: dict[int, Capacity]) -> Capacity:
                 )
     least = {name: min(getattr(capacity, name) for capacity in capacities.values()) for name in _LEAST}
     return replace(own, ranks=len(capacities), **least)
-
-
-def _open_lines(
-    make_device: MakeDevice, config: EngineConfig, place: LaunchedProcess | None, meet_s: float
-) -> _RankSockets:
-    size = config.model.tensor_parallel_size
-    context: zmq.Context[Socket] = zmq.Context()
-    secret = "" if place else secrets.token_hex(16)
-    meeting = Meeting(context, size, f"tcp://*:{place.port}" if place else f"tcp://{_HERE}:*", secret)
-    jobs = [
-        FollowerJob(
-            make_device=make_device,
-            # Progress bars of several processes would overwrite each other.
-            config=replace(config, rank=rank, device_number=config.device_number + rank, quiet=True),
-            address=meeting.address,
-            secret=secret,
-            meet_s=meet_s,
-            autotuned=START.autotuned,
-        )
-        for rank in range(1, size)
-        if place is None
-    ]
-    reports = open_line(context, zmq.ROUTER)
-    return _RankSockets(context=context, meeting=meeting, reports=reports, processes=FollowerProcesses(jobs))
 
 
 def _free_port(host: str) -> int:

@@ -174,6 +174,7 @@ class Meeting:
         try:
             self._socket.bind(bind)
         except zmq.ZMQError as error:
+            self._socket.close()
             raise ConfigError(f"Rank 0 cannot wait for the other ranks at {bind}: {error}.") from error
         self._arrived: dict[int, tuple[bytes, dict[str, str]]] = {}
         self._identities: list[bytes] = []

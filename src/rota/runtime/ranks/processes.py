@@ -92,72 +92,52 @@ class FollowerJob:
     autotuned: tuple[AutotuneResult, ...] = ()  # what rank 0 was told of an engine before it
 
 
-class FollowerProcess:
+def start_follower(job: FollowerJob) -> subprocess.Popen[bytes]:
     """A follower in a process of its own; the thread that starts it must live as long as the process may."""
-
-    def __init__(self, job: FollowerJob) -> None:
-        self.rank = job.config.rank
-        # A program and not a fork of multiprocessing: the engine's process is a daemon, which may have no children.
-        environ = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        command = [sys.executable, "-m", "rota.runtime.ranks"]
-        with deaf_children():
-            self._process = subprocess.Popen(tied(command), stdin=subprocess.PIPE, env=environ)
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError), self._process.stdin as stdin:  # a process that died already says so itself
-            stdin.write(pickle.dumps(job))
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def was_killed(self) -> bool:
-        return (self._process.poll() or 0) < 0
-
-    @property
-    def complaint(self) -> str:
-        """How the process ended, as a sentence; empty while it runs."""
-        code = self._process.poll()
-        if code is None:
-            return ""
-        if code < 0:
-            return f"The process of rank {self.rank} was killed by {signal.Signals(-code).name}."
-        return f"The process of rank {self.rank} ended with exit code {code}."
-
-    def wait(self, within_s: float | None = None) -> int:
-        return self._process.wait(within_s)
-
-    def kill(self) -> None:
-        self._process.kill()
+    # A program and not a fork of multiprocessing: the engine's process is a daemon, which may have no children.
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    command = [sys.executable, "-m", "rota.runtime.ranks"]
+    with deaf_children():
+        process = subprocess.Popen(tied(command), stdin=subprocess.PIPE, env=environ)
+    assert process.stdin is not None
+    with suppress(BrokenPipeError), process.stdin as stdin:  # a process that died already says so itself
+        stdin.write(pickle.dumps(job))
+    return process
 
 
 class FollowerProcesses:
     """The followers of one leader; none of them if torchrun starts them."""
 
     def __init__(self, jobs: Sequence[FollowerJob]) -> None:
-        self._processes = [FollowerProcess(job) for job in jobs]
+        self._processes = {job.config.rank: start_follower(job) for job in jobs}
 
     def complaint(self) -> str:
         """About one that has ended. One that was killed comes first: others may have failed for lack of it."""
-        processes = sorted(self._processes, key=lambda process: not process.was_killed)
-        return next(filter(None, (process.complaint for process in processes)), "")
+        codes = {rank: process.poll() for rank, process in self._processes.items()}
+        for rank, code in codes.items():
+            if code is not None and code < 0:
+                return f"The process of rank {rank} was killed by {signal.Signals(-code).name}."
+        for rank, code in codes.items():
+            if code is not None:
+                return f"The process of rank {rank} ended with exit code {code}."
+        return ""
 
     def killed(self, within_s: float) -> str:
         """About one that was killed, or is found killed in a moment; empty if none is."""
         ends_at = time.monotonic() + within_s
         while self._processes and time.monotonic() < ends_at:
-            if any(process.was_killed for process in self._processes):
+            if any((process.poll() or 0) < 0 for process in self._processes.values()):
                 return self.complaint()
             time.sleep(0.01)
         return ""
 
     def kill(self) -> None:
-        for process in self._processes:
+        for process in self._processes.values():
             process.kill()
 
     def end(self) -> None:
         """A process inside a broken driver may never end."""
         self.kill()
-        for process in self._processes:
+        for process in self._processes.values():
             with suppress(subprocess.TimeoutExpired):
                 process.wait(KILL_S)
