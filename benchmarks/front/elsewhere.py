@@ -10,7 +10,8 @@ from contextlib import suppress
 import zmq
 
 from rota.core.config import EngineConfig
-from rota.runtime.cluster.remote_engine import Invitation, Joined, OnJoined, RemoteEngine, run_invited
+from rota.runtime.cluster.records import Invitation, Joined, OnJoined
+from rota.runtime.cluster.remote_engine import RemoteEngine, run_invited
 from rota.runtime.service import BuildDevice
 
 HOST = "127.0.0.1"
@@ -28,12 +29,13 @@ class Beside:
         self._joined: Joined | None = None
 
     def start(self, invitation: Invitation, on_joined: OnJoined) -> None:
-        def tell(joined: Joined) -> None:
-            self._joined = joined
-            on_joined(joined)
-
         def run() -> None:
-            self.exitcode = run_invited(*self._what, invitation, HOST, tell)
+            for told in run_invited(*self._what, invitation, HOST):
+                if isinstance(told, Joined):
+                    self._joined = told
+                    on_joined(told)
+                else:
+                    self.exitcode = told
             os.close(self._embed_head)
 
         self._thread = threading.Thread(target=run, daemon=True)

@@ -15,10 +15,9 @@ from typing import Any
 import zmq
 
 from rota.core.config import EngineConfig
-from rota.runtime.cluster.cluster import Cluster
-from rota.runtime.cluster.face import EngineMaker
+from rota.runtime.cluster.cluster import Cluster, ClusterPlace
 from rota.runtime.cluster.joining import own_versions
-from rota.runtime.cluster.records import Need
+from rota.runtime.cluster.records import EngineJob, Need
 from rota.runtime.cluster.remote_engine import RemoteEngine
 from rota.runtime.ranks.meeting import facts
 from rota.runtime.service import BuildDevice
@@ -63,8 +62,9 @@ def placed(context: zmq.Context[zmq.Socket[bytes]], build_device: BuildDevice, c
     if path := os.environ.get(PLACED):
         with Path(path).open("a") as file:
             file.write(".")
-    make = EngineMaker(cluster=cluster(), need=Need(cpus=1), versions=own_versions(), facts=facts(config), threads=1)
-    return make(context, build_device, config)
+    engine = pickle.dumps((build_device, config))
+    job = EngineJob(versions=own_versions(), facts=facts(config), engine=engine, threads=1)
+    return RemoteEngine(context, ClusterPlace(cluster(), Need(cpus=1), job), cluster().host)
 
 
 @cache

@@ -8,11 +8,13 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.connection import Connection
+from typing import Any
 
 import zmq
 
 from rota.core.config import EngineConfig
-from rota.runtime.cluster.remote_engine import Invitation, Joined, OnJoined, RemoteEngine, run_invited
+from rota.runtime.cluster.records import Invitation, Joined, OnJoined
+from rota.runtime.cluster.remote_engine import RemoteEngine, run_invited
 from rota.runtime.lifeline import die_with
 from rota.runtime.service import BuildDevice
 
@@ -25,11 +27,12 @@ def host_main(
     build_device: BuildDevice, config: EngineConfig, invitation: Invitation, news: Connection, parent: int
 ) -> None:
     die_with(parent)
-    news.send(run_invited(build_device, config, invitation, HOST, news.send))
+    for told in run_invited(build_device, config, invitation, HOST):
+        news.send(told)
 
 
 class NearElsewhere:
-    """Starts a process on this machine that starts the engine; a pipe brings its answer and its exit code."""
+    """A place as a cluster has them: a process on this machine starts the engine. A pipe brings what that tells."""
 
     def __init__(self, build_device: BuildDevice, config: EngineConfig, detour: Detour = str, ending: str = "") -> None:
         self.ending, self.waiting, self.is_refused = ending, "", False
@@ -90,4 +93,5 @@ class Elsewheres:
         self, context: zmq.Context[zmq.Socket[bytes]], build_device: BuildDevice, config: EngineConfig
     ) -> RemoteEngine:
         self.all.append(NearElsewhere(build_device, config, *self._how))
-        return RemoteEngine(context, self.all[-1], HOST)
+        place: Any = self.all[-1]
+        return RemoteEngine(context, place, HOST)

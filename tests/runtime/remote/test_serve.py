@@ -11,7 +11,8 @@ import zmq
 from rota.core.config import EngineConfig
 from rota.core.errors import EngineDiedError
 from rota.runtime.cluster.line import GuardedLine
-from rota.runtime.cluster.remote_engine import LINE_LOST, Invitation, Joined, RemoteEngine, run_invited
+from rota.runtime.cluster.records import Invitation, Joined
+from rota.runtime.cluster.remote_engine import LINE_LOST, RemoteEngine, run_invited
 from rota.runtime.supervisor import SupervisedService
 from rota.runtime.wire import Ready, receive_all
 from tests.fakes import FakeDevice
@@ -52,11 +53,9 @@ def test_an_engine_ends_when_its_front_is_gone():
 
 
 def test_an_engine_that_cannot_listen_ends_and_has_not_joined(capfd):
-    told: list[Joined] = []
+    told = run_invited(FakeDevice, EngineConfig(), Invitation("tcp://127.0.0.1:9", "k"), NOT_HERE)
 
-    code = run_invited(FakeDevice, EngineConfig(), Invitation("tcp://127.0.0.1:9", "k"), NOT_HERE, told.append)
-
-    assert (code, told) == (1, [])
+    assert list(told) == [1]
     assert f"No port could be taken at {NOT_HERE}" in capfd.readouterr().err
 
 

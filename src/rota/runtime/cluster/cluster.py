@@ -26,16 +26,17 @@ from rota.runtime.cluster.records import (
     Ended,
     EngineJob,
     EngineOrder,
+    Invitation,
     Leave,
     Listens,
     Need,
+    OnJoined,
     Orders,
     Sight,
     Silent,
     Told,
     waiting,
 )
-from rota.runtime.cluster.remote_engine import Invitation, OnJoined
 from rota.runtime.lifeline import tied
 
 # ── driver process ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -124,15 +125,19 @@ _KILLED = -9
 
 
 class ClusterPlace:
-    """Ended at once when it is killed: the front does not wait for what Ray still does for that."""
+    """Its sentinel becomes readable once the engine has ended, or will never begin. The exit code is None while the
+    engine runs, and also if the code is not known.
+
+    Ended at once when it is killed, also before it has begun: the front does not wait for what Ray still does for that.
+    """
 
     def __init__(self, cluster: Cluster, need: Need, job: EngineJob) -> None:
         self.need, self.job = need, job
         self.invitation: Invitation | None = None
         self.node = ""  # where it runs, once it does
-        self.ending = ""
+        self.ending = ""  # why it ended, as a sentence, if that is known here: its machine is gone
         self.exitcode: int | None = None
-        self.is_refused = False
+        self.is_refused = False  # its machine will never run it as it is
         self._cluster = cluster
         self._on_joined: OnJoined | None = None
         self._ordered_at = 0.0
@@ -146,12 +151,13 @@ class ClusterPlace:
 
     @property
     def waiting(self) -> str:
-        """Why it has not begun; empty once it has, and while that may take a moment."""
+        """Why it has not begun, as a sentence; empty once it has a place, and while one will soon be found."""
         if self.node or self.is_over or time.monotonic() < self._ordered_at + _SOON_S:
             return ""
         return self._cluster.why_waiting(self.need)
 
     def start(self, invitation: Invitation, on_joined: OnJoined) -> None:
+        """Begin, without waiting; `on_joined` is called once, from another thread, when the engine listens."""
         self.invitation, self._on_joined = invitation, on_joined
         self._ordered_at = time.monotonic()
         self._cluster.order(self)

@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
-import queue
-import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,7 +15,6 @@ from importlib.metadata import version
 from multiprocessing.connection import Connection
 from typing import Any
 
-from rota.core.config import EngineConfig
 from rota.runtime.cluster.joining import in_one_line, join, own_versions, unlike, unlike_files
 from rota.runtime.cluster.records import (
     Away,
@@ -26,6 +23,7 @@ from rota.runtime.cluster.records import (
     Connected,
     Ended,
     EngineOrder,
+    Joined,
     Leave,
     Listens,
     Node,
@@ -33,11 +31,11 @@ from rota.runtime.cluster.records import (
     Silent,
     Told,
 )
-from rota.runtime.cluster.remote_engine import Joined, run_invited
-from rota.runtime.service import BuildDevice, explain
+from rota.runtime.cluster.remote_engine import run_invited
+from rota.runtime.service import explain
 
 # ── looks ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-# A lookout sees which machines the cluster has, what is free on them, and on which of them an engine was placed.
+# Looks ask the cluster's head: which machines there are, what is free on them, and where an engine was placed.
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,30 +46,25 @@ class EngineWhereabouts:
     is_alive: bool = False
 
 
-class Lookout:
-    """Asks the cluster's head, and waits for its answer."""
+def look(ray: Any) -> Sight | None:
+    """What there is; None if this machine is no part of the cluster any more. Waits for the head's answer."""
+    own = str(ray.get_runtime_context().get_node_id())
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    if not any(node["NodeID"] == own for node in alive):
+        return None
+    nodes = sorted((node["NodeManagerAddress"], *_devices(node["Resources"])) for node in alive)
+    return Sight(tuple(Node(*node) for node in nodes), *_devices(ray.available_resources()))
 
-    def __init__(self, ray: Any) -> None:
-        self._ray = ray
-        self._own = str(ray.get_runtime_context().get_node_id())
 
-    def look(self) -> Sight | None:
-        """What there is; None if this machine is no part of the cluster any more."""
-        alive = [node for node in self._ray.nodes() if node["Alive"]]
-        if not any(node["NodeID"] == self._own for node in alive):
-            return None
-        nodes = sorted((node["NodeManagerAddress"], *_devices(node["Resources"])) for node in alive)
-        return Sight(tuple(Node(*node) for node in nodes), *_devices(self._ray.available_resources()))
+def find(ray: Any, group: Any) -> EngineWhereabouts:
+    """Where a placement group has its bundle."""
+    from ray.util.placement_group import placement_group_table
 
-    def find(self, group: Any) -> EngineWhereabouts:
-        """Where a placement group has its bundle."""
-        from ray.util.placement_group import placement_group_table
-
-        placed = placement_group_table(group).get("bundles_to_node_id", {}).get(0, "")
-        for node in self._ray.nodes():
-            if node["NodeID"] == placed:
-                return EngineWhereabouts(node["NodeManagerAddress"], node["Alive"])
-        return EngineWhereabouts()
+    placed = placement_group_table(group).get("bundles_to_node_id", {}).get(0, "")
+    for node in ray.nodes():
+        if node["NodeID"] == placed:
+            return EngineWhereabouts(node["NodeManagerAddress"], node["Alive"])
+    return EngineWhereabouts()
 
 
 def _devices(resources: dict[str, float]) -> tuple[int, int]:
@@ -107,8 +100,6 @@ def ending_of(number: int, error: Exception, where: EngineWhereabouts) -> Ended:
 # ── host ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 # A host runs one engine on its machine of the cluster; Ray makes an actor of it, in a process of its own.
 
-Records = queue.SimpleQueue[Listens | Ended]
-
 
 class EngineHost:
     """`check` comes first: it takes nothing that only equal versions could read."""
@@ -129,24 +120,14 @@ class EngineHost:
         if refusal := unlike_files(self._address, order.job.facts, config):
             yield Ended(number=order.number, why=refusal, is_refused=True)
             return
-        told: Records = queue.SimpleQueue()
-        # The engine's process ends with the thread that starts it, so one thread does nothing else.
-        serve = threading.Thread(target=self._serve, args=(order, build_device, config, told), name="rota-host")
-        serve.start()
-        is_over = False
-        while not is_over:
-            yield (record := told.get())
-            is_over = isinstance(record, Ended)
-
-    def _serve(self, order: EngineOrder, build_device: BuildDevice, config: EngineConfig, told: Records) -> None:
-        def listens(joined: Joined) -> None:
-            told.put(Listens(order.number, joined))
-
         try:
-            code = run_invited(build_device, config, order.invitation, self._address, listens)
-            told.put(Ended(number=order.number, exit_code=code))
-        except Exception as error:  # the border of a thread: the front must hear why there is no engine
-            told.put(Ended(number=order.number, exit_code=1, why=explain(error)))
+            for told in run_invited(build_device, config, order.invitation, self._address):
+                if isinstance(told, Joined):
+                    yield Listens(order.number, told)
+                else:
+                    yield Ended(number=order.number, exit_code=told)
+        except Exception as error:  # the front must hear why there is no engine
+            yield Ended(number=order.number, exit_code=1, why=explain(error))
 
 
 def _set_threads(threads: int | None) -> None:
@@ -183,7 +164,6 @@ class Driver:
     def __init__(self, line: Connection, ray: Any) -> None:
         self._line, self._ray = line, ray
         self._host = ray.remote(EngineHost)
-        self._lookout = Lookout(ray)
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._over = asyncio.Event()
 
@@ -238,7 +218,7 @@ class Driver:
 
     async def _where(self, group: Any) -> EngineWhereabouts:
         try:
-            return await asyncio.to_thread(self._lookout.find, group)
+            return await asyncio.to_thread(find, self._ray, group)
         except Exception:  # the head does not answer: where an engine was is then not known
             return EngineWhereabouts()
 
@@ -263,11 +243,11 @@ class Driver:
         """Tell what there is whenever it changes, and once that the head is silent."""
         last: Sight | Silent | None = None
         while not self._over.is_set():
-            look = asyncio.create_task(asyncio.to_thread(self._lookout.look))
-            await asyncio.wait([look], timeout=_SILENT_S)
-            if not look.done() and last != Silent():
+            looking = asyncio.create_task(asyncio.to_thread(look, self._ray))
+            await asyncio.wait([looking], timeout=_SILENT_S)
+            if not looking.done() and last != Silent():
                 self._tell(last := Silent())
-            seen = await _seen(look)
+            seen = await _seen(looking)
             if isinstance(seen, Away):
                 self._tell(seen)
                 return self._over.set()
@@ -276,9 +256,9 @@ class Driver:
             await asyncio.sleep(_LOOK_S)
 
 
-async def _seen(look: asyncio.Task[Sight | None]) -> Sight | Silent | Away:
+async def _seen(looking: asyncio.Task[Sight | None]) -> Sight | Silent | Away:
     try:
-        sight = await look
+        sight = await looking
     except Exception:  # Ray fails in ways that it does not list, and may see more the next time
         return Silent()
     return Away("This machine is no longer a part of it.") if sight is None else sight

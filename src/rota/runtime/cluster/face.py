@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -27,32 +27,6 @@ from rota.runtime.service import BuildDevice, Deliver, Service, ServiceState
 from rota.runtime.supervisor import AdapterLook, SupervisedService
 from rota.runtime.timeouts import EngineTimeouts
 
-# ── engine ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-# An engine that runs at a place on the cluster.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineMaker:
-    """Makes the engines of a service: each is another order to the same cluster."""
-
-    cluster: Cluster
-    need: Need
-    versions: dict[str, str]
-    facts: dict[str, str]
-    threads: int | None
-
-    def __call__(
-        self, context: zmq.Context[zmq.Socket[bytes]], build_device: BuildDevice, config: EngineConfig
-    ) -> RemoteEngine:
-        job = EngineJob(
-            versions=self.versions,
-            facts=self.facts,
-            engine=pickle.dumps((build_device, config)),
-            threads=self.threads,
-        )
-        return RemoteEngine(context, ClusterPlace(self.cluster, self.need, job), self.cluster.host)
-
-
 # ── service ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 # A service on a cluster: it ends with the front's part of the cluster, and grows with it if that is asked for.
 
@@ -65,8 +39,8 @@ NewReplica = Callable[[int], Service]
 class ClusterService:
     """Another service, whose engines are on the cluster."""
 
-    def __init__(self, service: Service, cluster: Cluster, growth: ReplicaGrowth | None = None) -> None:
-        self._service, self._cluster, self._growth = service, cluster, growth
+    def __init__(self, service: Service, cluster: Cluster) -> None:
+        self._service, self._cluster = service, cluster
 
     @property
     def state(self) -> ServiceState:
@@ -74,8 +48,6 @@ class ClusterService:
 
     def start(self, deliver: Deliver) -> None:
         self._service.start(deliver)
-        if self._growth:
-            self._growth.start()
 
     def wait_until_ready(self, timeout_s: float | None = None) -> Capacity:
         return self._service.wait_until_ready(timeout_s)
@@ -84,37 +56,37 @@ class ClusterService:
         self._service.send(message)
 
     def stop(self) -> None:
-        if self._growth:
-            self._growth.stop()
         self._service.stop()
         self._cluster.close()
 
 
-class ReplicaGrowth:
-    """A thread that adds a replica for every place that the cluster has more."""
+class GrowingService(ClusterService):
+    """A thread adds a replica for every place that the cluster has more."""
 
-    def __init__(self, service: ReplicatedService, cluster: Cluster, need: Need, new_replica: NewReplica) -> None:
-        self._service, self._cluster = service, cluster
-        self._need, self._new_replica = need, new_replica
+    def __init__(self, replicas: ReplicatedService, cluster: Cluster, need: Need, new_replica: NewReplica) -> None:
+        super().__init__(replicas, cluster)
+        self._replicas, self._need, self._new_replica = replicas, need, new_replica
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._grow, name="rota-growth", daemon=True)
 
-    def start(self) -> None:
+    def start(self, deliver: Deliver) -> None:
+        super().start(deliver)
         self._thread.start()
 
     def stop(self) -> None:
         self._stopping.set()
         self._cluster.look_again()
         self._thread.join()
+        super().stop()
 
     def _grow(self) -> None:
         while not self._stopping.is_set():
             self._cluster.wait_for(lambda sight: self._stopping.is_set() or self._room(sight) > 0, _LOOK_S)
             if not self._stopping.is_set() and self._room(self._cluster.sight) > 0:
-                self._service.add(self._new_replica(len(self._service)))
+                self._replicas.add(self._new_replica(len(self._replicas)))
 
     def _room(self, sight: Sight) -> int:
-        return room(self._need, sight, len(self._service), self._cluster.pending)
+        return room(self._need, sight, len(self._replicas), self._cluster.pending)
 
 
 def room(need: Need, sight: Sight, replicas: int, pending: int) -> int:
@@ -162,8 +134,7 @@ def ray_service(
     engines = [new_replica(number) for number in range(replicas)]
     router = Router(replicas, has_prefix_cache=config.scheduler.enable_prefix_caching)
     if config.model.data_parallel_size == "auto":
-        service = ReplicatedService(engines, router)
-        return ClusterService(service, cluster, ReplicaGrowth(service, cluster, need, new_replica))
+        return GrowingService(ReplicatedService(engines, router), cluster, need, new_replica)
     return ClusterService(engines[0] if replicas == 1 else ReplicatedService(engines, router), cluster)
 
 
@@ -202,10 +173,16 @@ def replica_maker(
         engine_silence_s=server.engine_silence_s, log_format=server.log_format, log_level=server.log_level
     )
     threads = need.cpus * sharers or None
-    new_engine = EngineMaker(cluster=cluster, need=need, versions=own_versions(), facts=facts(config), threads=threads)
+    own, found = own_versions(), facts(config)
+
+    def new_engine(
+        context: zmq.Context[zmq.Socket[bytes]], build_device: BuildDevice, config: EngineConfig
+    ) -> RemoteEngine:
+        job = EngineJob(versions=own, facts=found, engine=pickle.dumps((build_device, config)), threads=threads)
+        return RemoteEngine(context, ClusterPlace(cluster, need, job), cluster.host)
 
     def new_replica(number: int) -> Service:
-        own = replace(config, engine_id=EngineId(number))
-        return SupervisedService(partial(build, own, server), own, timeouts, new_engine, first, blame)
+        numbered = replace(config, engine_id=EngineId(number))
+        return SupervisedService(partial(build, numbered, server), numbered, timeouts, new_engine, first, blame)
 
     return new_replica

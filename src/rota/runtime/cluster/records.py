@@ -1,11 +1,11 @@
-"""What the front and its driver say to each other, and what an engine needs of a machine."""
+"""What the front, its driver and an engine say to each other, and what an engine needs of a machine."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from rota.core.config import ModelConfig
-from rota.runtime.cluster.remote_engine import Invitation, Joined
 
 # ── needs ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 # What a replica needs of a machine, what the cluster has, and how many replicas that holds.
@@ -95,6 +95,33 @@ def waiting(need: Need, sight: Sight) -> str:
 
 def _counted(count: int, kind: str) -> str:
     return f"1 {kind}" if count == 1 else f"{count} {kind}s"
+
+
+# ── invitation ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# An invitation tells an engine elsewhere where its front listens; its answer tells where the engine does.
+#
+# Only public keys travel in them. A secret key stays in the process that made it.
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """Where the front takes events: "tcp://10.0.0.1:41234", and its public key in Z85."""
+
+    events: str
+    front_key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """Where the engine takes messages, its public key in Z85, and which process on which machine it is."""
+
+    messages: str
+    engine_key: str
+    node: str
+    pid: int
+
+
+OnJoined = Callable[[Joined], None]
 
 
 # ── records ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,4 +1,4 @@
-"""A remote engine: the invitation that starts it on another machine, and the supervisor's handle to it."""
+"""A remote engine: the process that another machine runs when it is invited, and the supervisor's handle to it."""
 
 from __future__ import annotations
 
@@ -7,85 +7,27 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from multiprocessing.connection import Connection, wait
-from typing import Protocol
 
 import zmq
 
 from rota.core.config import EngineConfig
 from rota.core.errors import EngineDiedError
 from rota.runtime.children import start_child
+from rota.runtime.cluster.cluster import ClusterPlace
 from rota.runtime.cluster.line import GuardedLine
+from rota.runtime.cluster.records import Invitation, Joined
 from rota.runtime.process import engine_main
 from rota.runtime.service import BuildDevice
 from rota.runtime.spool import adds_upload, pieces_before
 from rota.runtime.timeouts import KILL_S, LINGER_S, EngineTimeouts
-from rota.runtime.watch import Death, OnEvents, OnReady, OnWaiting, Watch, Watched
+from rota.runtime.watch import Death, OnEvents, OnReady, OnWaiting, Watch
 from rota.runtime.wire import Record, encode
-
-# ── invitation ──────────────────────────────────────────────────────────────────────────────────────────────────────
-# An invitation tells an engine elsewhere where its front listens; its answer tells where the engine does.
-#
-# Only public keys travel in them. A secret key stays in the process that made it.
-
-
-@dataclass(frozen=True, slots=True)
-class Invitation:
-    """Where the front takes events: "tcp://10.0.0.1:41234", and its public key in Z85."""
-
-    events: str
-    front_key: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Joined:
-    """Where the engine takes messages, its public key in Z85, and which process on which machine it is."""
-
-    messages: str
-    engine_key: str
-    node: str
-    pid: int
-
-
-OnJoined = Callable[[Joined], None]
-
-
-class RemoteProcess(Watched, Protocol):
-    """A process for one engine on another machine, from its order to its end. A watch looks at it like at a child.
-
-    Its sentinel becomes readable once the process has ended, or will never begin. Its exit code is None while it runs,
-    and also if the code is not known. To kill it does not wait, and ends one that has not begun too.
-    """
-
-    @property
-    def ending(self) -> str:
-        """Why it ended, as a sentence, if that is known here: its machine is gone, or no machine fits."""
-        ...
-
-    @property
-    def is_refused(self) -> bool:
-        """Its machine will never run it as it is."""
-        ...
-
-    @property
-    def waiting(self) -> str:
-        """Why it has not begun and may not for long, as a sentence: no machine has room, or the cluster is gone. Empty
-        once it has a place, and while one is being looked for and will soon be found."""
-        ...
-
-    def start(self, invitation: Invitation, on_joined: OnJoined) -> None:
-        """Begin, without waiting; `on_joined` is called once, from another thread, when the engine listens."""
-        ...
-
-    def close(self) -> None:
-        """No watch looks at it any more."""
-        ...
-
 
 # ── serve ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 # What another machine runs for a front that invites it: today's engine process, with a guarded line to the front.
@@ -97,11 +39,11 @@ _FRONT_S = 60.0
 
 
 def run_invited(
-    build_device: BuildDevice, config: EngineConfig, invitation: Invitation, host: str, tell: OnJoined
-) -> int:
-    """Run an engine until its end and return its exit code; `tell` is called once it listens at `host`.
+    build_device: BuildDevice, config: EngineConfig, invitation: Invitation, host: str
+) -> Iterator[Joined | int]:
+    """Run an engine until its end: gives how it joined, once it listens at `host`, and its exit code at the end.
 
-    The engine dies with the thread that calls this, and with its process.
+    The engine dies with the thread that asks for these, and with its process.
     """
     answers, teller = multiprocessing.Pipe(duplex=False)
     endpoints = InvitedEndpoints(invitation, host, teller)
@@ -112,14 +54,14 @@ def run_invited(
         start_child(process)
         teller.close()  # so that an engine that dies before its answer closes the pipe
         with answers, suppress(EOFError):
-            tell(answers.recv())
+            yield answers.recv()
         process.join()
     finally:
         if process.pid is not None:
             process.kill()
             process.join(KILL_S)
     # A process inside a broken driver may outlive even this, for a while.
-    return -signal.SIGKILL if process.exitcode is None else process.exitcode
+    yield -signal.SIGKILL if process.exitcode is None else process.exitcode
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +101,7 @@ _LATE_S = 0.5
 class RemoteEngine:
     """Listens from its start on at a port of this machine; messages wait until the engine has joined."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], elsewhere: RemoteProcess, host: str) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], elsewhere: ClusterPlace, host: str) -> None:
         """`host` is the numeric address of this machine that the other machine can reach."""
         self._context, self._elsewhere, self._host = context, elsewhere, host
         # One thread sends, and another tells that the engine has joined.
