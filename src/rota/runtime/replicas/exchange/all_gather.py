@@ -10,14 +10,13 @@ A rank that was left out, or has just started, wishes to come in, and decides al
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import mmap
 import os
 import select
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from rota.core.errors import RotaError
@@ -51,7 +50,7 @@ class Bells:
 
     def ring(self) -> None:
         for bell in self._others:
-            with contextlib.suppress(BlockingIOError):  # full of rings already
+            with suppress(BlockingIOError):  # full of rings already
                 os.write(bell, b"!")
 
     def wait(self, wait_s: float) -> bool:
@@ -60,7 +59,7 @@ class Bells:
 
     def hush(self) -> bool:
         """Forget all rings so far; True if there were any."""
-        with contextlib.suppress(BlockingIOError):
+        with suppress(BlockingIOError):
             return bool(os.read(self._own, 4096))
         return False
 
@@ -132,15 +131,13 @@ class RankMarks:
         fcntl.flock(self._lives[rank], fcntl.LOCK_UN)
         return True
 
-    @contextmanager
-    def gate(self, rank: int) -> Iterator[bool]:
+    def gate(self, rank: int) -> AbstractContextManager[bool]:
         """Closes a rank's gate; False if another process holds the gate for too long."""
-        yield from _holding(self._gates[rank])
+        return _holding(self._gates[rank])
 
-    @contextmanager
-    def door(self) -> Iterator[bool]:
+    def door(self) -> AbstractContextManager[bool]:
         """One process at a time may come in."""
-        yield from _holding(self._door)
+        return _holding(self._door)
 
     def close(self) -> None:
         self._numbers.release()
@@ -154,6 +151,7 @@ def _open(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
 
+@contextmanager
 def _holding(file: int) -> Iterator[bool]:
     is_held = _lock(file, GATE_S)
     try:
@@ -204,7 +202,9 @@ class AllGather:
         self.round = 0  # that this rank takes part in next, while it is a member
         self._members = 0  # of that round, as bits; 0: this rank is none
         self._joined = 0  # which of them were not in the round before
-        self._bury_predecessor()
+        # The process that had this number before is out, also if nobody has noticed its death.
+        self._leave()
+        self._bells.ring()
 
     @staticmethod
     def create(folder: Path, ranks: int) -> None:
@@ -351,11 +351,6 @@ class AllGather:
             marks.set(WISH, rank, 0)
         self._members = 0
 
-    def _bury_predecessor(self) -> None:
-        """The process that had this number before is out, also if nobody has noticed its death."""
-        self._leave()
-        self._bells.ring()
-
     # ── the loop's side ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def fileno(self) -> int:
@@ -398,19 +393,8 @@ def _numbers(report: RankReport, members: int, invited: int) -> list[int]:
 
 
 def _report(rank: int, numbers: tuple[int, ...], has_joined: bool) -> RankReport:
-    prefillable, below, running, batch, admissible, blocked, held_ms, low, high, _, _ = numbers
-    return RankReport(
-        bool(prefillable),
-        bool(below),
-        running,
-        batch,
-        admissible,
-        bool(blocked),
-        held_ms,
-        high << 32 | low,
-        rank,
-        has_joined,
-    )
+    *said, low, high, _, _ = numbers
+    return RankReport._make((*said, high << 32 | low, rank, has_joined))
 
 
 def _ranks(bits: int) -> list[int]:

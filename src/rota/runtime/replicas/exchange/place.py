@@ -40,25 +40,10 @@ class Board:
     def share(self, report: RankReport) -> list[RankReport]:
         prefillable, below, running, batch, admissible, blocked, held, now, _, _ = report
         n = self._writes = self._writes % MOST + 1
-        line = (
-            prefillable,
-            n,
-            below,
-            n,
-            running,
-            n,
-            batch,
-            n,
-            admissible,
-            n,
-            blocked,
-            n,
-            min(held, MOST),
-            n,
-            now & MOST,
-            n,
+        held_ms, at = min(held, MOST), now & MOST
+        self._lines.memory[self._place] = self._lines.pairs.pack(
+            prefillable, n, below, n, running, n, batch, n, admissible, n, blocked, n, held_ms, n, at, n
         )
-        self._lines.memory[self._place] = self._lines.pairs.pack(*line)
         own = _new(RankReport, (prefillable, below, running, batch, admissible, blocked, held, now, self._rank, False))
         return self._hear(own) if running and admissible else [own]
 
