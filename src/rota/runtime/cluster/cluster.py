@@ -71,10 +71,6 @@ class DriverProcess:
         self._sender = threading.Thread(target=self._send_all, name="rota-orders", daemon=True)
         self._sender.start()
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def send(self, record: Orders) -> None:
         """From any thread, without waiting. A driver that is gone is heard of by `hear`."""
         self._orders.put(record)

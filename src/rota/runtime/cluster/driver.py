@@ -210,12 +210,6 @@ class Driver:
                 remove_placement_group(group)  # ends its actor too
             self._tasks.pop(order.number, None)
 
-    async def _reserved(self, group: Any) -> str:
-        """Wait for room on a machine and give its address. The actor's process there may need seconds more."""
-        while not (where := await self._where(group)).node:
-            await asyncio.sleep(_ASK_S)
-        return where.node
-
     async def _where(self, group: Any) -> EngineWhereabouts:
         try:
             return await asyncio.to_thread(find, self._ray, group)
@@ -233,7 +227,10 @@ class Driver:
             max_restarts=0,
         ).remote()
         checked = host.check.remote(order.job.versions)
-        self._tell(Began(order.number, await self._reserved(group)))
+        # There is room on a machine before the actor's process runs there, which may need seconds more.
+        while not (where := await self._where(group)).node:
+            await asyncio.sleep(_ASK_S)
+        self._tell(Began(order.number, where.node))
         if refusal := await checked:
             return self._tell(Ended(number=order.number, why=refusal, is_refused=True))
         async for record in host.run.options(num_returns="streaming").remote(order):

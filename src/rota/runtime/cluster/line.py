@@ -45,9 +45,8 @@ class KeyPair:
 
 def listen(socket: zmq.Socket[bytes], keys: KeyPair, host: str) -> str:
     """Bind to a free port of a numeric address and return where; a guard decides who gets in."""
-    _steady(socket)
+    _steady(socket, keys)
     socket.curve_server = True
-    _own(socket, keys)
     socket.zap_domain = b"rota"
     socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # else every peer would get in while there is no guard
     socket.ipv6 = ":" in host
@@ -57,18 +56,14 @@ def listen(socket: zmq.Socket[bytes], keys: KeyPair, host: str) -> str:
 
 def connect(socket: zmq.Socket[bytes], keys: KeyPair, address: str, their_key: str) -> None:
     """Connect to a peer that can prove to be who has this public key."""
-    _steady(socket)
-    _own(socket, keys)
+    _steady(socket, keys)
     socket.curve_serverkey = their_key.encode()
     socket.ipv6 = "[" in address
     socket.connect(address)
 
 
-def _own(socket: zmq.Socket[bytes], keys: KeyPair) -> None:
+def _steady(socket: zmq.Socket[bytes], keys: KeyPair) -> None:
     socket.curve_publickey, socket.curve_secretkey = keys.public.encode(), keys.secret
-
-
-def _steady(socket: zmq.Socket[bytes]) -> None:
     socket.maxmsgsize = _LARGEST_MESSAGE
     socket.handshake_ivl = _HANDSHAKE_MS
     socket.tcp_keepalive, socket.tcp_keepalive_cnt = 1, _KEEPALIVE_TIMES
@@ -194,7 +189,8 @@ class GuardedLine:
         self.outlet = open_socket(context, zmq.PUSH, linger_s)
         self._log, self._visitors = StrangerLog(), Visitors()
         self._expected: bytes | None = None
-        self._guest_is_in, self._is_connected = threading.Event(), threading.Event()
+        self.guest_is_in = threading.Event()  # the other side has connected to this side's port
+        self.is_connected = threading.Event()  # the other side has let this one in
         self._asked = context.socket(zmq.REP)
         self._asked.bind(_ZAP)
         self._arrivals = self.inbox.get_monitor_socket(Visitors.EVENTS)
@@ -218,14 +214,6 @@ class GuardedLine:
     def expect(self, their_key: str) -> None:
         """Let in the peer that proves to have this public key, and no other; from any thread."""
         self._expected = z85.decode(their_key.encode())
-
-    def wait_for_guest(self, timeout_s: float) -> bool:
-        """Whether the other side has connected to this side's port in time."""
-        return self._guest_is_in.wait(timeout_s)
-
-    def wait_until_connected(self, timeout_s: float) -> bool:
-        """Whether the other side has let this one in in time."""
-        return self._is_connected.wait(timeout_s)
 
     def connect(self, address: str, their_key: str) -> None:
         """Records that are sent from now on reach the other side; a send before would block."""
@@ -273,13 +261,13 @@ class GuardedLine:
     def _look_at_visitor(self) -> None:
         event = parse_monitor_message(self._arrivals.recv_multipart())
         if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self._guest_is_in.set()
+            self.guest_is_in.set()
         if why := self._visitors.note(event["event"], event["value"]):
             self._log.turned_away(why)
 
     def _look_at_outlet(self) -> None:
         event = parse_monitor_message(self._outlet_events.recv_multipart())
         if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self._is_connected.set()
-        elif self._is_connected.is_set():
+            self.is_connected.set()
+        elif self.is_connected.is_set():
             self._on_lost()

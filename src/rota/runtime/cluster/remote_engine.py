@@ -79,11 +79,11 @@ class InvitedEndpoints:
         self.teller.send(Joined(messages=address, engine_key=line.public_key, node=self.host, pid=os.getpid()))
         self.teller.close()
         # The front lets this engine in before it connects itself.
-        if not line.wait_for_guest(_FRONT_S):
+        if not line.guest_is_in.wait(_FRONT_S):
             raise EngineDiedError(f"The front did not connect within {_FRONT_S:g} seconds.")
         line.connect(self.invitation.events, self.invitation.front_key)
         # A socket that is closed during its handshake may drop its last words.
-        if not line.wait_until_connected(_FRONT_S):
+        if not line.is_connected.wait(_FRONT_S):
             raise EngineDiedError(f"The front at {self.invitation.events} could not be reached.")
         return line
 
