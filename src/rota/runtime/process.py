@@ -170,9 +170,8 @@ def _exchange(config: EngineConfig) -> tuple[Exchange, Any]:
     """How replicas share the delayer's reports, and who may want a pass of an idle loop for that."""
     if not config.exchange_at:
         return Alone(), None
-    replicas = needed("replicas", "the prefill delayer of several replicas")
-    exchange = replicas.open_exchange(config)
-    return exchange, replicas.caller_of(exchange)
+    opened: tuple[Exchange, Any] = needed("replicas", "the prefill delayer of several replicas").open_exchange(config)
+    return opened
 
 
 def _end_with(outbox: Outbox, reason: str) -> None:

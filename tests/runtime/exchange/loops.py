@@ -18,7 +18,7 @@ from rota.policy.prefill_delayer import RankReport
 from rota.runtime.live import LiveWorld
 from rota.runtime.loop import run
 from rota.runtime.replicas.exchange.all_gather import AllGather
-from rota.runtime.replicas.exchange.place import Board, caller_of, exchange_place, open_exchange
+from rota.runtime.replicas.exchange.place import Board, exchange_place, open_exchange
 from rota.runtime.wire import Record, SocketInbox, Stop, encode, open_socket
 from rota.runtime.world import Device
 from rota.scheduler import Scheduler
@@ -30,14 +30,13 @@ class Rank:
     def __init__(
         self, config: EngineConfig, rank: int, device: Device[Any], context: zmq.Context[zmq.Socket[bytes]]
     ) -> None:
-        self.exchange = open_exchange(replace(config, engine_id=EngineId(rank)))
+        self.exchange, caller = open_exchange(replace(config, engine_id=EngineId(rank)))
         self.passes = 0
         self.reports: list[RankReport] = []
         self.events: list[Event] = []
         receiver, self._sender = open_socket(context, zmq.PULL), open_socket(context, zmq.PUSH)
         receiver.bind(f"inproc://rank-{rank}")
         self._sender.connect(f"inproc://rank-{rank}")
-        caller = caller_of(self.exchange)
         inbox = SocketInbox(receiver, bell=caller.fileno() if caller else None)
         scheduler = Scheduler.from_config(config, device.capacity, self)
         world = LiveWorld(device, inbox, caller=caller)

@@ -17,6 +17,7 @@ from rota.core.events import FinishReason, PrefillsReleased
 from rota.core.ids import EngineId
 from rota.core.policy_config import PolicyConfig
 from rota.policy.prefill_delayer import Alone
+from rota.runtime.process import _exchange
 from rota.runtime.replicas.exchange import all_gather
 from rota.runtime.replicas.exchange.all_gather import AllGather
 from rota.runtime.replicas.exchange.place import Board, exchange_place, open_exchange
@@ -120,8 +121,9 @@ def test_a_place_is_private_and_gone_afterwards():
 @pytest.mark.parametrize(("kind", "made"), [("auto", Board), ("board", Board), ("all-gather", AllGather)])
 def test_independent_replicas_get_a_board_unless_asked_otherwise(kind, made):
     with exchange_place(config_of(kind), 3) as config:
-        exchange = open_exchange(replace(config, engine_id=EngineId(2)))
+        exchange, caller = open_exchange(replace(config, engine_id=EngineId(2)))
         assert isinstance(exchange, made)
+        assert caller is (exchange if made is AllGather else None)
         exchange.close()
 
 
@@ -129,4 +131,4 @@ def test_independent_replicas_get_a_board_unless_asked_otherwise(kind, made):
 def test_where_nothing_is_shared_there_is_no_place(policy, replicas):
     with exchange_place(EngineConfig(policy=policy), replicas) as config:
         assert config.exchange_at == ""
-        assert isinstance(open_exchange(config), Alone)
+        assert isinstance(_exchange(config)[0], Alone)

@@ -32,7 +32,6 @@ class LaunchedProcess:
     """One of the processes that torchrun has started, on one machine or on several."""
 
     rank: int
-    size: int
     device_number: int
     local_ranks: int
     host: str
@@ -55,7 +54,6 @@ def torchrun_place(size: int, environ: Mapping[str, str]) -> LaunchedProcess | N
         )
     return LaunchedProcess(
         rank=_number(environ, "RANK"),
-        size=size,
         device_number=_number(environ, "LOCAL_RANK", 0),
         local_ranks=_number(environ, "LOCAL_WORLD_SIZE", 1),
         host=environ.get("MASTER_ADDR") or _missing("MASTER_ADDR"),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rota.core.config import EngineConfig
 from rota.core.errors import ConfigError
-from rota.policy.prefill_delayer import REPORT_LASTS_MS, Alone, Exchange, RankReport
+from rota.policy.prefill_delayer import REPORT_LASTS_MS, Exchange, RankReport
 from rota.runtime.replicas.exchange.all_gather import MOST_RANKS, AllGather
 from rota.runtime.replicas.exchange.lines import MOST, SharedLines
 
@@ -101,16 +101,10 @@ def exchange_place(config: EngineConfig, replicas: int) -> Iterator[EngineConfig
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def open_exchange(config: EngineConfig) -> Exchange:
-    """This replica's side of the place."""
-    if not config.exchange_at:
-        return Alone()
+def open_exchange(config: EngineConfig) -> tuple[Exchange, AllGather | None]:
+    """This replica's side of the place, and who may want a pass of an idle loop: others, where a pass waits for all."""
     folder, rank = Path(config.exchange_at), int(config.engine_id)
     if config.policy.prefill_delayer_exchange == "all-gather":
-        return AllGather(folder, rank)
-    return Board(folder / "board", rank)
-
-
-def caller_of(exchange: Exchange) -> AllGather | None:
-    """Who may want a pass of an idle loop: other ranks, where every pass waits for all."""
-    return exchange if isinstance(exchange, AllGather) else None
+        gather = AllGather(folder, rank)
+        return gather, gather
+    return Board(folder / "board", rank), None
