@@ -16,8 +16,7 @@ from fastapi.responses import StreamingResponse
 from rota.core.config import ListenConfig
 from rota.observe.meters import ConnectionMeters
 from rota.runtime.client import EngineClient
-from rota.server.door.door import Door
-from rota.server.door.port import hold_port
+from rota.server.door.door import Door, hold_port
 from rota.server.listen import GracefulServer
 from tests.waiting import TIMEOUT_S, until
 

@@ -28,7 +28,7 @@ from rota.server.access.access import Access
 from rota.server.access.keys import Key, KeyRing, digest_of
 from tests.server.applications import made_app
 from rota.server.listen import listen
-from rota.server.door.port import hold_port
+from rota.server.door.door import hold_port
 from rota.text.tokenizer import Tokenizer
 from tests.server.endless import endless_device
 from tests.server.engines import threads

@@ -32,7 +32,7 @@ from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
 from tests.server.applications import made_app
 from rota.server.listen import listen
-from rota.server.door.port import hold_port
+from rota.server.door.door import hold_port
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice, alphabet
 from tests.server.engines import threads

@@ -18,8 +18,7 @@ from rota.core.lora_paths import LoraPath
 from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
 from rota.runtime.service import BuildDevice
-from rota.server.door.door import Door
-from rota.server.door.port import hold_port
+from rota.server.door.door import Door, hold_port
 from rota.server.listen import GracefulServer, listen
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice

@@ -15,7 +15,7 @@ from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
 from rota.server.access.access import Access
 from rota.server.access.keys import Key, KeyRing, digest_of
-from rota.server.door.port import hold_metrics_port, hold_port
+from rota.server.door.door import hold_metrics_port, hold_port
 from rota.server.listen import MetricsPort, listen
 from rota.text.tokenizer import Tokenizer
 from tests.observe.picker import Pod

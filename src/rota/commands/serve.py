@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import signal
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -76,7 +78,6 @@ def serve_model(
     from rota.observe.logs import logs_as
     from rota.observe.trace_export import exported_traces
     from rota.server.access.key_file import KeySource
-    from rota.server.door.hangup import hangups
 
     is_on_ray = config.model.data_parallel_backend == "ray"
     if config.model.tensor_parallel_size > 1:
@@ -92,10 +93,40 @@ def serve_model(
     with (
         logs_as(server.log_format, server.log_level, config.quiet),
         exported_traces(server.otel, __version__) as on_finish,
-        hangups(source.ask),
+        _hangups(source.ask),
         _exchange_place(config, 1 if is_on_ray else config.model.replicas) as placed,
     ):
         _serve(placed, server, source, on_ready, make_device, on_finish)
+
+
+@contextmanager
+def _hangups(act: Callable[[], None]) -> Iterator[None]:
+    """Call `act` on SIGHUP while the block runs.
+
+    By itself SIGHUP would end the process, also where it was meant to read keys. A terminal that closes sends SIGHUP
+    too, and then the server ends as on SIGTERM, unless `nohup` has started it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # no other thread may set handlers
+        return
+    is_tied = _has_terminal() and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+
+    def heed(_signal: int, _frame: object) -> None:
+        if is_tied and not _has_terminal():
+            signal.raise_signal(signal.SIGTERM)
+        else:
+            act()
+
+    before = signal.signal(signal.SIGHUP, heed)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def _has_terminal() -> bool:
+    """Whether input or output is a terminal. One that was closed is none any more."""
+    return any(map(os.isatty, (0, 1, 2)))
 
 
 def _exchange_place(config: EngineConfig, replicas: int) -> AbstractContextManager[EngineConfig]:
@@ -122,8 +153,7 @@ def _serve(
     from rota.runtime.registry import Registry
     from rota.runtime.supervisor import AdapterLook
     from rota.server.access.exposure import check_exposure
-    from rota.server.door.door import Door
-    from rota.server.door.port import hold_metrics_port, hold_port
+    from rota.server.door.door import Door, hold_metrics_port, hold_port
 
     keys = source.read()
     check_exposure(server, keys)

@@ -20,8 +20,7 @@ from rota.runtime.children import freeze_heap
 from rota.runtime.client import EngineClient
 from rota.runtime.service import ServicePhase
 from rota.server.door.connection import BoundedConnection
-from rota.server.door.door import Door
-from rota.server.door.port import METRICS_FLAGS, taken
+from rota.server.door.door import METRICS_FLAGS, PORT_FLAGS, Door, taken
 
 # ── notify ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 # A service manager such as systemd is told when the server serves, and when it stops.
@@ -50,7 +49,7 @@ class MetricsPort:
     """Opened and closed by the server of the first port, in the same event loop."""
 
     def __init__(self, holder: socket.socket, config: ServerConfig) -> None:
-        self._holder = holder
+        self.holder = holder
         self._door = Door(
             ListenConfig(
                 host=config.metrics_host,
@@ -64,13 +63,7 @@ class MetricsPort:
     @property
     def sentence(self) -> str:
         """For the operator."""
-        host, port = self._holder.getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
-        return f"Metrics without a key: http://{shown}:{port}/metrics"
-
-    def listen(self) -> None:
-        """Raises OSError if another socket listens there since."""
-        self._holder.listen(_METRICS_BACKLOG)
+        return f"Metrics without a key: {_url(self.holder, 'http')}/metrics"
 
     def open(self, app: FastAPI, server: uvicorn.Server) -> None:
         """Connections are among those of `server`, which closes them when it stops."""
@@ -81,11 +74,11 @@ class MetricsPort:
         beside = uvicorn.Server(config)
         beside.lifespan = config.lifespan_class(config)
         beside.server_state = server.server_state
-        self._door.open(self._holder, beside, ConnectionMeters())
+        self._door.open(self.holder, beside, ConnectionMeters())
 
     def close(self) -> None:
         self._door.close()
-        self._holder.close()
+        self.holder.close()
 
 
 # ── listen ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -207,12 +200,9 @@ def listen(
 
     Raises RotaError with the reason if the service cannot start, or EngineLostError if it stays down later.
     """
-    try:
-        holder.listen(_BACKLOG)
-    except OSError as error:  # two servers may hold a port on which neither listens; the first to listen gets it
-        raise taken(config.host, config.port, error) from error
+    _begin(holder, _BACKLOG, config.host, config.port)
     if metrics_port:
-        _listen_beside(metrics_port, config)
+        _begin(metrics_port.holder, _METRICS_BACKLOG, config.metrics_host, config.metrics_port or 0, METRICS_FLAGS)
     door = door or Door(config)
     server = GracefulServer(app, service, door, config.drain_timeout, say, metrics_port)
     failures: list[RotaError] = []
@@ -238,11 +228,11 @@ def listen(
         raise EngineLostError(server.lost_reason)
 
 
-def _listen_beside(metrics_port: MetricsPort, config: ServerConfig) -> None:
+def _begin(holder: socket.socket, backlog: int, host: str, port: int, flags: str = PORT_FLAGS) -> None:
     try:
-        metrics_port.listen()
-    except OSError as error:
-        raise taken(config.metrics_host, config.metrics_port or 0, error, METRICS_FLAGS) from error
+        holder.listen(backlog)
+    except OSError as error:  # two servers may hold a port on which neither listens; the first to listen gets it
+        raise taken(host, port, error, flags) from error
 
 
 def _url(holder: socket.socket, scheme: str) -> str:

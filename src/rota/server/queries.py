@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal
 
 from rota.core.errors import Fault, FaultCode, RequestError
 from rota.core.events import CacheFlushed, EngineRestarted, Event, Explained, Inspected, PauseChanged
@@ -29,19 +29,21 @@ FIRST_TRIES = 20
 QUICK_S = 0.002
 FRESH_S = 0.25
 
-Answer = TypeVar("Answer", Inspected, CacheFlushed)
+# What is asked of all engines: their state, their numbers for a scrape, or to drop the KV of earlier prompts.
+Topic = Literal["state", "numbers", "flush"]
 
 
-class Gathering(Generic[Answer]):
-    """The answers of several engines to one query."""
+class Gathering:
+    """The answers of several engines to one query. Who asks the same before `until` waits for the same answers."""
 
-    def __init__(self, asked: Iterable[EngineId]) -> None:
+    def __init__(self, asked: Iterable[EngineId], until: float) -> None:
         self._missing = {*asked}
-        self._answers: dict[EngineId, Answer] = {}
+        self._answers: dict[EngineId, Any] = {}
+        self.until = until
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
-    def answers(self) -> tuple[Answer, ...]:
+    def answers(self) -> tuple[Any, ...]:
         """Those that have come, by engine."""
         return tuple(self._answers[engine_id] for engine_id in sorted(self._answers))
 
@@ -49,18 +51,14 @@ class Gathering(Generic[Answer]):
     def is_complete(self) -> bool:
         return not self._missing
 
-    def take(self, event: Answer) -> None:
+    def take(self, event: Inspected | CacheFlushed) -> None:
         self._answers[event.engine_id] = event
         self.expect_no_more(event.engine_id)
 
     def expect_no_more(self, engine_id: EngineId) -> None:
         """This engine has answered, or died with the query."""
         self._missing.discard(engine_id)
-        if not self._missing:
-            self.end()
-
-    def end(self) -> None:
-        if not self.done.done():
+        if not self._missing and not self.done.done():
             self.done.set_result(None)
 
 
@@ -71,13 +69,11 @@ class Queries:
         self._service = service
         self._timeout_s = timeout_s
         self._explaining: dict[RequestId, asyncio.Future[Explained | None]] = {}
-        self._gathering: dict[type[Any], Gathering[Any]] = {}
+        self._gathering: dict[Topic, Gathering] = {}
         # The last state that each engine sent, also if it came too late for its query.
         self._last: dict[EngineId, Inspected] = {}
-        # The last numbers that each engine sent, and the question for new ones.
+        # The last numbers that each engine sent.
         self._numbers: dict[EngineId, Inspected] = {}
-        self._counting: Gathering[Inspected] | None = None
-        self._counting_since = 0.0
 
     @property
     def _engines(self) -> list[EngineId]:
@@ -86,7 +82,8 @@ class Queries:
 
     async def inspect(self) -> tuple[Inspected, ...]:
         """The state of each engine, by number. Engines that do not answer in time are left out."""
-        return (await self._ask_all(Inspected, Inspect(time.monotonic()))).answers
+        asking = await self._ask_all("state", Inspect(time.monotonic()))
+        return asking.answers if asking else ()
 
     async def inspect_or_recall(self) -> tuple[Inspected, ...]:
         """The state of each engine, or the last known one of an engine that is in a long step.
@@ -108,27 +105,14 @@ class Queries:
         A scraper that comes often gets the engine's last answer while a long step runs.
         """
         engines, now = self._engines, time.monotonic()
-        asking = self._ask_to_count(engines, only, now)
-        if asking is None:
-            return {}
         is_known = all(self._is_fresh(one, now) for one in engines)
-        await asyncio.wait([asking.done], timeout=QUICK_S if is_known else self._timeout_s)
+        if await self._ask_all("numbers", Inspect(now, only), QUICK_S if is_known else self._timeout_s) is None:
+            return {}
         return {one: self._numbers[one] for one in engines if self._is_fresh(one, now)}
 
     def _is_fresh(self, engine_id: EngineId, now: float) -> bool:
         last = self._numbers.get(engine_id)
         return last is not None and last.at >= now - FRESH_S
-
-    def _ask_to_count(
-        self, engines: list[EngineId], only: tuple[AdapterId, ...], now: float
-    ) -> Gathering[Inspected] | None:
-        """The question that is open, or a new one: in a long step, scrapes do not pile up questions."""
-        asking = self._counting
-        if asking and not asking.done.done() and now < self._counting_since + self._timeout_s:
-            return asking
-        is_asked = bool(engines) and self._send(Inspect(now, only))
-        self._counting, self._counting_since = Gathering(engines) if is_asked else None, now
-        return self._counting
 
     async def explain(self, request_id: RequestId) -> Explained | None:
         """Why a request waits. None without an answer in time."""
@@ -147,11 +131,10 @@ class Queries:
 
     async def flush_cache(self) -> CacheFlushed | None:
         """Drop the KV of earlier prompts everywhere. None if an engine does not answer in time."""
-        gathering = await self._ask_all(CacheFlushed, FlushCache(time.monotonic()))
-        answers = gathering.answers
-        if not answers or not gathering.is_complete:
+        asking = await self._ask_all("flush", FlushCache(time.monotonic()))
+        if asking is None or not asking.answers or not asking.is_complete:
             return None
-        return CacheFlushed(answers[-1].at, sum(one.blocks for one in answers))
+        return CacheFlushed(asking.answers[-1].at, sum(one.blocks for one in asking.answers))
 
     def observe(self, events: Iterable[Event]) -> None:
         for event in events:  # nearly always a step's tokens
@@ -160,30 +143,33 @@ class Queries:
                     self._explain(request_id, event)
                 case Inspected(is_whole=False):
                     self._numbers[event.engine_id] = event
-                    if self._counting:
-                        self._counting.take(event)
-                case Inspected() | CacheFlushed():
-                    if isinstance(event, Inspected):
-                        self._last[event.engine_id] = event
-                    if gathering := self._gathering.get(type(event)):
-                        gathering.take(event)
+                    self._take("numbers", event)
+                case Inspected():
+                    self._last[event.engine_id] = event
+                    self._take("state", event)
+                case CacheFlushed():
+                    self._take("flush", event)
                 case EngineRestarted(engine_id=engine_id):
                     self._last.pop(engine_id, None)
                     self._numbers.pop(engine_id, None)
-                    for gathering in filter(None, [*self._gathering.values(), self._counting]):
+                    for gathering in self._gathering.values():
                         gathering.expect_no_more(engine_id)
 
-    async def _ask_all(self, kind: type[Answer], query: Query) -> Gathering[Answer]:
-        """Send a query. If the same query is open, wait for its answers."""
-        engines = self._engines
-        gathering: Gathering[Answer] = self._gathering.get(kind) or Gathering(engines)
-        if kind not in self._gathering:
+    def _take(self, topic: Topic, event: Inspected | CacheFlushed) -> None:
+        if gathering := self._gathering.get(topic):
+            gathering.take(event)
+
+    async def _ask_all(self, topic: Topic, query: Query, wait_s: float | None = None) -> Gathering | None:
+        """Send a query, unless the same one is open, and wait for its answers. None without an engine.
+
+        In a long step, those who ask again do not pile up queries.
+        """
+        engines, now, gathering = self._engines, time.monotonic(), self._gathering.get(topic)
+        if gathering is None or gathering.done.done() or now >= gathering.until:
             if not engines or not self._send(query):
-                return gathering
-            self._gathering[kind] = gathering
-        await asyncio.wait([gathering.done], timeout=self._timeout_s)
-        if self._gathering.get(kind) is gathering:
-            del self._gathering[kind]
+                return None
+            gathering = self._gathering[topic] = Gathering(engines, now + self._timeout_s)
+        await asyncio.wait([gathering.done], timeout=self._timeout_s if wait_s is None else wait_s)
         return gathering
 
     def _send(self, query: Query) -> bool:

@@ -1,4 +1,4 @@
-"""The door lets connections in: it has the limits, the certificate and the deadlines of one server."""
+"""The door lets connections in: it holds a port, and has the limits, the certificate and the deadlines of a server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import ssl
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rota.core.config import ListenConfig
+from rota.core.config import ListenConfig, ServerConfig
+from rota.core.errors import ConfigError
 from rota.observe.meters import ConnectionMeters
 from rota.server.door.book import (
     ENOUGH,
@@ -24,6 +25,49 @@ if TYPE_CHECKING:
     import uvicorn
 
     from rota.server.door.acceptor import Acceptor
+
+
+# ── port ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# A port is held from the start, before anything is read, so that one that is taken is refused at once.
+
+PORT_FLAGS, METRICS_FLAGS = "--host and --port", "--metrics-host and --metrics-port"
+
+
+def hold_port(host: str, port: int, flags: str = PORT_FLAGS) -> socket.socket:
+    """A socket that holds a port but accepts no connection yet. Raises ConfigError if the port is taken.
+
+    It does not listen yet. So a client that connects while the model is read is refused at once and does not hang.
+    """
+    is_six = ":" in host
+    holder = socket.socket(socket.AF_INET6 if is_six else socket.AF_INET)
+    try:
+        # Otherwise connections of a server that has just ended block the port for a minute.
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_six:
+            holder.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        holder.bind((host, port))
+    except (OSError, OverflowError) as error:
+        holder.close()
+        raise taken(host, port, error, flags) from error
+    return holder
+
+
+def hold_metrics_port(config: ServerConfig) -> socket.socket | None:
+    """A socket for the second port, held, or None without --metrics-port. Raises ConfigError if the port is taken."""
+    if config.metrics_port is None:
+        return None
+    return hold_port(config.metrics_host, config.metrics_port, METRICS_FLAGS)
+
+
+def taken(host: str, port: int, error: Exception, flags: str = PORT_FLAGS) -> ConfigError:
+    """What is said of a port that cannot be had."""
+    return ConfigError(
+        f"Cannot listen on {host}, port {port} ({error}); choose another with {flags} (0: any free port)."
+    )
+
+
+# ── door ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# The door has the limits, the certificate and the deadlines of one server.
 
 
 class Door:
