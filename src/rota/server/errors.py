@@ -156,7 +156,7 @@ def install_error_handlers(
         for path, own in (own_bodies or {}).items():
             if request.scope["path"].startswith(path):
                 body = own(status, body["error"]["message"])
-        return JSONResponse(body, status, _named(request) | dict(headers))
+        return JSONResponse(body, status, {HEADER: kept_name(request), **headers})
 
     @app.exception_handler(AdapterError)
     async def refuse_adapter(request: Request, error: AdapterError) -> Response:
@@ -189,10 +189,6 @@ def install_error_handlers(
         message = f"The server failed with {type(error).__name__}; its log has the details."
         on_error("internal_error", message)
         return written(request, _body(message, "server_error"), 500, {})
-
-
-def _named(request: Request) -> dict[str, str]:
-    return {HEADER: kept_name(request)}
 
 
 def _headers(error: RequestError, kind: ErrorKind) -> dict[str, str]:

@@ -82,7 +82,6 @@ class MetricsPort:
 
 
 # ── listen ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-# A server listens on a port that is held from the start, and ends cleanly after a signal.
 
 Say = Callable[[str], None]
 

@@ -60,7 +60,6 @@ class Observers:
 
 
 # ── streams ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-# Streams carry events from the service's thread to the coroutines that wait for them.
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from rota.core.errors import Fault, FaultCode, RequestError
 from rota.runtime.blame import Blame
 from rota.runtime.registry import Registry
 from rota.server.access.audit import audited
-from rota.server.access.disclosure import fault_for, reason_for
+from rota.server.access.disclosure import FOR_OTHERS, fault_for, reason_for
 from rota.server.access.exposure import EVERY_SITE, is_local_name, is_own_origin
 from rota.server.access.keys import ANYONE, PROBE, Key, KeyChanges, KeyRing
 from rota.server.access.limits import CallDemand, Hold, KeyBalances, Limit, Met
@@ -114,8 +114,6 @@ class Right(Enum):
     OPERATE = "`may_operate`"
 
 
-# The codes of an error of an adapter (`code_of`), whose reason may name a folder.
-_ADAPTERS = (FaultCode.ADAPTER_FAILED, FaultCode.SOURCE_AWAY, FaultCode.DISK_FULL, FaultCode.DISK_FAILED)
 # Characters of a name that a refusal repeats: enough to recognise it, and short.
 MOST_REPEATED = 200
 
@@ -266,7 +264,7 @@ class Access:
         key = getattr(http.state, "key", None)
         if fault.code is FaultCode.ENGINE_DIED:
             return fault_for(key, fault)
-        return replace(fault, message=reason_for(key, fault.message)) if fault.code in _ADAPTERS else fault
+        return replace(fault, message=reason_for(key, fault.message)) if fault.code in FOR_OTHERS else fault
 
     def find(self, key: Key, model: str | None, param: str = "model") -> Adapter:
         """As `named`; but a lost adapter is refused with its reason."""

@@ -11,7 +11,7 @@ from rota.runtime.spool import FOLDER
 from rota.server.access.keys import Key
 
 # The engine's own words may hold paths, and names of other tenants' adapters.
-_FOR_OTHERS = {
+FOR_OTHERS = {
     FaultCode.ADAPTER_FAILED: "The adapter could not be loaded for this request; the server's log says why.",
     FaultCode.SOURCE_AWAY: "The source of the adapter is away; send the request again later.",
     FaultCode.DISK_FULL: "The server's disk has no room for the adapter; send the request again later.",
@@ -32,9 +32,9 @@ def path_for(key: Key, model: Adapter) -> str:
 
 def fault_for(key: Key | None, fault: Fault) -> Fault:
     """A fault that came from the engine, as the key may see it. None: a client without a key."""
-    if (key and key.may_operate) or fault.code not in _FOR_OTHERS:
+    if (key and key.may_operate) or fault.code not in FOR_OTHERS:
         return replace(fault, message=_without_bodies(fault.message))
-    return replace(fault, message=_FOR_OTHERS[fault.code])
+    return replace(fault, message=FOR_OTHERS[fault.code])
 
 
 def reason_for(key: Key | None, reason: str) -> str:

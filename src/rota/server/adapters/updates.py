@@ -105,7 +105,6 @@ def read_query(query: Mapping[str, str]) -> UploadFields:
 
 
 # ── updates ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-# Updates bring new versions from folders and bodies to the adapter manager, for the keys that may.
 
 
 class Updates:

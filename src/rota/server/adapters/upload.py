@@ -1,8 +1,4 @@
-"""Tensors are SGLang's body with weights: JSON with base64 in it, read in pieces, so that no stream waits for it.
-
-A parser would keep the interpreter's lock for the whole of a text of 112 MB, and so would a decoder. So the text is cut
-out of the JSON and decoded piece by piece, and the parser gets what is left.
-"""
+"""An upload is an adapter in a body: safetensors, or SGLang's JSON with base64 in it."""
 
 from __future__ import annotations
 
@@ -25,7 +21,7 @@ from rota.server.calls.fields import Fields, Unsupported, read_body
 from rota.server.door.handover import handover_of
 
 # ── upload ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-# An upload is an adapter in a body: safetensors, and PEFT's config beside them or in their metadata.
+# Safetensors come with PEFT's config beside them or in their metadata.
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 # A body that is not the weights alone, until it was read.

@@ -277,7 +277,7 @@ def _requests(caller: CallIdentity, call: Call, answer_id: str, chosen: Sequence
             prompt=tokens,
             sampling=seeded(call.sampling_of(prompt), choice),
             arrived_at=now,
-            adapter_id=chosen[prompt * call.choices].adapter_id,
+            adapter_id=chosen[prompt * call.choices].adapter.adapter_id,
             tenant=caller.key.tenant,
             cache_scope=scope,
             priority=priority,

@@ -190,7 +190,6 @@ class DataEvents(ResponseWriter):
 
 
 # ── respond ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-# Every route that generates answers here, whole or streamed, in any shape.
 
 CallT = TypeVar("CallT", bound=Call)
 

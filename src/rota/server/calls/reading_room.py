@@ -10,7 +10,6 @@ import asyncio
 import pickle
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -56,19 +55,11 @@ class Tools:
             self.vocabulary = str(error)
 
 
-@dataclass(frozen=True, slots=True)
-class BodyOrder:
-    """What is done with the bytes of a body. `work` travels by its name."""
-
-    work: Callable[[Texts, bytes], Any]
-    limits: TextLimits
-    parsers: ParserNames
-
-
 def read_text(tools: Tools, order: bytes, raw: bytes) -> bytes:
-    asked: BodyOrder = pickle.loads(order)
+    """What `ReadingRoom.read` asks for. Its work travels by its name."""
+    work, limits, parsers = pickle.loads(order)
     try:
-        found: Any = asked.work(Texts(tools.tokenizer, asked.limits, asked.parsers), raw)
+        found: Any = work(Texts(tools.tokenizer, limits, parsers), raw)
     except RequestError as error:
         found = error.fault
     return pickle.dumps(found, pickle.HIGHEST_PROTOCOL)
@@ -129,7 +120,7 @@ class ReadingRoom:
         parsers: ParserNames = AS_THE_TEMPLATE_SAYS,
     ) -> Result:
         """What `work` makes of a body, in another process. Raises RequestError if it is refused, or cannot wait."""
-        order = pickle.dumps(BodyOrder(work, limits, parsers))
+        order = pickle.dumps((work, limits, parsers))
         reply = await self._reply(key.name, self._text, "large bodies", order, raw)
         if reply.outcome is JobOutcome.OVERDUE:
             message = f"Reading the body took longer than {self._text.wall_s:g} seconds; send a smaller body."
@@ -195,10 +186,6 @@ class ReadingRoom:
 
 
 # ── reading ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-# A body is read where its size says: on the event loop, in a thread, or in the reading room.
-#
-# Reading a body means: parse it, check its fields, render its conversation and make tokens. All but the last step hold
-# the interpreter's lock, so a thread does not help against large bodies: the tokens of other clients would wait.
 
 Read = TypeVar("Read", bound="NamesModels")
 # A function of a module, so that another process finds it by its name. Its result is small, or bytes.

@@ -33,26 +33,6 @@ _WORDS: dict[str, Any] = {
 }
 
 
-class TokenFields(Fields):
-    """OpenAI's bias, and what vLLM's clients add."""
-
-    # A bias by the token's id, which JSON writes as text.
-    logit_bias: dict[str, float] | None = Field(default=None, json_schema_extra={"maxProperties": MAX_LOGIT_BIASES})
-    allowed_token_ids: Annotated[list[Count], Field(fail_fast=True)] | None = None
-    bad_words: Annotated[list[str], Field(fail_fast=True)] | None = Field(default=None, json_schema_extra=_WORDS)
-
-    def token_params(self, tokenizer: Tokenizer) -> dict[str, Any]:
-        """The engine's parameters for these fields. Raises RequestError for an id that no token has."""
-        params: dict[str, Any] = {}
-        if self.logit_bias:
-            params["logit_bias"] = tuple(_biases(tokenizer, self.logit_bias))
-        if self.allowed_token_ids is not None:
-            params["allowed_token_ids"] = _allowed(tokenizer, self.allowed_token_ids)
-        if self.bad_words:
-            params["bad_words"] = tuple(_spellings(tokenizer, self.bad_words))
-        return params
-
-
 def _biases(tokenizer: Tokenizer, biases: dict[str, float]) -> Iterable[tuple[int, float]]:
     if len(biases) > MAX_LOGIT_BIASES:
         message = f"logit_bias holds {len(biases)} tokens; at most {MAX_LOGIT_BIASES} are allowed."
@@ -111,9 +91,13 @@ Stop = Annotated[str, Field(json_schema_extra={"minLength": 1, "maxLength": MAX_
 _SAME_NAMES = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
-class CommonSampling(TokenFields):
-    """The fields that OpenAI's and SGLang's routes share."""
+class CommonSampling(Fields):
+    """The fields that OpenAI's and SGLang's routes share: OpenAI's, and what vLLM's clients add."""
 
+    # A bias by the token's id, which JSON writes as text.
+    logit_bias: dict[str, float] | None = Field(default=None, json_schema_extra={"maxProperties": MAX_LOGIT_BIASES})
+    allowed_token_ids: Annotated[list[Count], Field(fail_fast=True)] | None = None
+    bad_words: Annotated[list[str], Field(fail_fast=True)] | None = Field(default=None, json_schema_extra=_WORDS)
     n: Count | None = within(1, MAX_CHOICES)
     temperature: float | None = within(0.0, 100.0)
     top_p: float | None = within(0.001, 1.0)
@@ -154,12 +138,23 @@ class CommonSampling(TokenFields):
 
     def engine_params(self, tokenizer: Tokenizer, **others: Any) -> SamplingParams:
         """The engine's parameters; `others` have the engine's names. Raises RequestError with the client's names."""
-        given = others | self._engine_fields(tokenizer.eos_ids) | self.token_params(tokenizer)
+        given = others | self._engine_fields(tokenizer.eos_ids) | self._token_params(tokenizer)
         self._check_least(given.get("min_new_tokens", 0), given["max_new_tokens"])
         try:
             return SamplingParams.from_fields(given)
         except RequestError as error:
             raise RequestError(self._with_client_name(error.fault)) from None
+
+    def _token_params(self, tokenizer: Tokenizer) -> dict[str, Any]:
+        """The engine's parameters for these fields. Raises RequestError for an id that no token has."""
+        params: dict[str, Any] = {}
+        if self.logit_bias:
+            params["logit_bias"] = tuple(_biases(tokenizer, self.logit_bias))
+        if self.allowed_token_ids is not None:
+            params["allowed_token_ids"] = _allowed(tokenizer, self.allowed_token_ids)
+        if self.bad_words:
+            params["bad_words"] = tuple(_spellings(tokenizer, self.bad_words))
+        return params
 
     def _check_least(self, least: int, most: int) -> None:
         if most > 0 and not 0 <= least <= most:

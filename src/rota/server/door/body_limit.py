@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -12,20 +10,6 @@ from rota.core.errors import Fault, FaultCode, RequestError
 
 # Where bodies may hold an adapter's weights.
 VERSIONS, FROM_TENSORS = "/v1/adapters/", "/load_lora_adapter_from_tensors"
-
-
-@dataclass(frozen=True, slots=True)
-class LargestBody:
-    """The largest size of a body, and the flag that sets it."""
-
-    most_bytes: int
-    flag: str
-
-    def refusal(self) -> RequestError:
-        size = f"{self.most_bytes / 2**20:g} MB"
-        return RequestError(
-            Fault(FaultCode.BODY_TOO_LARGE, f"The body is larger than {size}, the limit set by {self.flag}.")
-        )
 
 
 class BodyLimit:
@@ -43,7 +27,7 @@ class BodyLimit:
         headers = Headers(scope=scope)
         announced = int(headers.get("content-length", 0))
         encoding = headers.get("content-encoding", "identity")
-        limit = self._limit_of(scope, headers)
+        most_bytes, flag = self._limit_of(scope, headers)
         received = 0
 
         async def receive_within_limit() -> Message:
@@ -51,20 +35,26 @@ class BodyLimit:
             if encoding.lower() != "identity":
                 detail = f"the body is encoded as '{encoding[:200]}'; send it uncompressed, without Content-Encoding"
                 raise HTTPException(415, detail)
-            if announced > limit.most_bytes:
-                raise limit.refusal()
+            if announced > most_bytes:
+                raise _too_large(most_bytes, flag)
             message = await receive()
             received += len(message.get("body", b""))
-            if received > limit.most_bytes:
-                raise limit.refusal()
+            if received > most_bytes:
+                raise _too_large(most_bytes, flag)
             return message
 
         await self._app(scope, receive_within_limit, send)
 
-    def _limit_of(self, scope: Scope, headers: Headers) -> LargestBody:
+    def _limit_of(self, scope: Scope, headers: Headers) -> tuple[int, str]:
+        """The largest size of a body, and the flag that sets it."""
         if self._max_weights_bytes is not None and _has_weights(scope, headers):
-            return LargestBody(self._max_weights_bytes, "--max-adapter-body-mb")
-        return LargestBody(self._max_bytes, "--max-body-mb")
+            return self._max_weights_bytes, "--max-adapter-body-mb"
+        return self._max_bytes, "--max-body-mb"
+
+
+def _too_large(most_bytes: int, flag: str) -> RequestError:
+    message = f"The body is larger than {most_bytes / 2**20:g} MB, the limit set by {flag}."
+    return RequestError(Fault(FaultCode.BODY_TOO_LARGE, message))
 
 
 def _has_weights(scope: Scope, headers: Headers) -> bool:

@@ -9,7 +9,6 @@ from hashlib import blake2b
 
 from rota.core.adapter import Adapter
 from rota.core.errors import RequestError
-from rota.core.ids import AdapterId
 
 # ── split ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 # A split chooses one of several targets for each request: by weight, and the same one for the same asker.
@@ -77,10 +76,6 @@ class Chosen:
     name: str = ""
     target: str = ""
     shadow: Adapter | None = None
-
-    @property
-    def adapter_id(self) -> AdapterId:
-        return self.adapter.adapter_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
