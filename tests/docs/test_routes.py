@@ -9,9 +9,16 @@ import httpx
 import pytest
 
 from docs.generate.routes import all_routes
+from rota.core.config import EngineConfig
+from rota.runtime.registry import Registry
+from rota.runtime.service import InProcessService
 from rota.server.access.access import Right
 from rota.server.access.keys import Key
+from rota.text.tokenizer import Tokenizer
 from tests.dashboard.stage import stage
+from tests.fakes import FakeDevice
+from tests.server.applications import made_app
+from tests.tiny_tokenizer import write_byte_tokenizer
 
 NOTHING: dict[str, Any] = {"may_use_base": False, "may_load": False, "may_operate": False}
 KEYS = {
@@ -82,3 +89,13 @@ def test_a_route_refuses_whom_its_section_says_it_refuses(client, path):
                 else:
                     assert reply.status_code < 500
         assert refused == REFUSED[route.right], name
+
+
+def test_an_application_has_no_route_beside_those_of_the_table(tmp_path):
+    """Such a route would be open to everybody."""
+    registry, tokenizer = Registry("letters", str(tmp_path)), Tokenizer(write_byte_tokenizer(tmp_path))
+    app = made_app(InProcessService(FakeDevice, EngineConfig()), tokenizer, registry)
+
+    found = {f"{method} {route.path}" for route in app.routes for method in route.methods}
+    told = {name for route in all_routes().values() for name in route.names}
+    assert found - told == {f"{method} {path}" for method in ("GET", "HEAD") for path in ("/docs", "/openapi.json")}
