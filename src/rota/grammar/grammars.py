@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 
 from llguidance import LLExecutor, LLMatcher
 
@@ -55,29 +54,17 @@ class LlGrammars:
 
     def __init__(self, read: Callable[[], Spelling], vocabulary: int, kept: int = KEPT) -> None:
         """`read` reads the model's tokenizer, which may take a second."""
-        self._size, self._kept = vocabulary, kept
+        self._size = vocabulary
         # A call of `matcher` raises its error. An engine without a vocabulary serves all other requests.
         reader = ThreadPoolExecutor(1, "rota-grammars")
-        self._vocabulary = reader.submit(lambda: Vocabulary(read(), vocabulary))
+        self._vocabulary = read_vocabulary = reader.submit(lambda: Vocabulary(read(), vocabulary))
         reader.shutdown(wait=False)
         self._executor = LLExecutor(min(MAX_THREADS, max(1, usable_processors() // 2)))
-        self._lock = threading.Lock()
-        # By text, the one that was asked for last at the end.
-        self._pristine: OrderedDict[str, LLMatcher] = OrderedDict()
-
-    @property
-    def eos_ids(self) -> frozenset[int]:
-        """The tokens that end an answer. Waits until the tokenizer has been read."""
-        return self._vocabulary.result().eos_ids
+        self._pristine = lru_cache(kept)(lambda grammar: read_vocabulary.result().matcher(grammar))
 
     def matcher(self, grammar: Grammar) -> LlMatcher:
         """At the beginning of an answer. A grammar that was never seen takes milliseconds."""
-        with self._lock:
-            if pristine := self._pristine.get(grammar.text):
-                self._pristine.move_to_end(grammar.text)
-        if pristine is None:
-            pristine = self._compiled(grammar)
-        return LlMatcher(pristine.deep_copy(), self.eos_ids)
+        return LlMatcher(self._pristine(grammar).deep_copy(), self._vocabulary.result().eos_ids)
 
     def fill(self, wanted: Sequence[tuple[Matcher, int]], masks: memoryview) -> None:
         """Write each matcher's mask into its line of `masks`. A matcher that is over allows every token."""
@@ -94,11 +81,3 @@ class LlGrammars:
                 running.append((matcher.library, line))
         if running:
             self._executor.unsafe_compute_mask_ptr(running, ctypes.addressof(whole), line_bytes, lines)
-
-    def _compiled(self, grammar: Grammar) -> LLMatcher:
-        matcher = self._vocabulary.result().matcher(grammar)
-        with self._lock:
-            self._pristine[grammar.text] = matcher
-            if len(self._pristine) > self._kept:
-                self._pristine.popitem(last=False)
-        return matcher

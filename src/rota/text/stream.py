@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rota.core.request import SamplingParams
+from rota.text.markers import beginning_length
 from rota.text.pieces import Detokenizer, TokenPieces
 from rota.text.tokenizer import Tokenizer
 
@@ -36,7 +37,7 @@ class StopWatcher:
             start, self.matched = match
             self._held = ""
             return text[: start + len(self.matched)] if self._keeps_stop else text[:start]
-        safe = len(text) - self._beginning_length(text)
+        safe = len(text) - beginning_length(text, self._stop)
         self._held = text[safe:]
         return text[:safe]
 
@@ -51,18 +52,6 @@ class StopWatcher:
             return None
         _, start, stop = min(found)
         return start, stop
-
-    def _beginning_length(self, text: str) -> int:
-        """The longest end of `text` that begins a stop string."""
-        longest = 0
-        for stop in self._stop:
-            # Jump from one occurrence of the first character to the next. Usually there is none.
-            start = text.find(stop[0], max(0, len(text) - len(stop) + 1))
-            while start >= 0 and not stop.startswith(text[start:]):
-                start = text.find(stop[0], start + 1)
-            if start >= 0:
-                longest = max(longest, len(text) - start)
-        return longest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
