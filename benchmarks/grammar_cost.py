@@ -21,8 +21,7 @@ from typing import Any
 from rota.core.grammar import Grammar
 from rota.engine.folders.builtin import builtin_model_folder
 from rota.grammar import texts
-from rota.grammar.grammars import LlGrammars
-from rota.grammar.vocabulary import Vocabulary
+from rota.grammar.grammars import LlGrammars, Vocabulary
 from rota.server.access.keys import ANYONE
 from rota.server.calls.reading_room import ReadingRoom
 from rota.text.tokenizer import Tokenizer

@@ -9,7 +9,7 @@ import pytest
 from rota.core.grammar import Grammar
 from rota.grammar import texts
 from rota.grammar.check import problem
-from rota.grammar.vocabulary import Vocabulary
+from rota.grammar.grammars import Vocabulary
 from rota.text.tokenizer import Tokenizer
 from tests.grammar.test_schemas import EXAMPLES
 from tests.tiny_tokenizer import write_byte_tokenizer

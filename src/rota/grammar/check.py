@@ -11,8 +11,8 @@ from typing import Any
 from llguidance import LLMatcher
 
 from rota.core.grammar import Grammar
+from rota.grammar.grammars import Vocabulary, explained
 from rota.grammar.schemas import Place, children, pointer
-from rota.grammar.vocabulary import Vocabulary, explained
 
 # The first tokens of one answer are drawn by chance: most grammars that get stuck or cost too much show it there.
 TRIED_TOKENS = 32

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+
+import msgspec
 
 from rota.sources.source import ChangedError, Source, SourceError, SourceFile, UnreachableError
 
@@ -19,14 +20,13 @@ from rota.sources.source import ChangedError, Source, SourceError, SourceFile, U
 USED = ".used"
 
 
-@dataclass(frozen=True, slots=True)
-class Contents:
+class Contents(msgspec.Struct, frozen=True):
     """As they were when the folder was made."""
 
     address: str = ""
     digest: str = ""
     owner: str = ""  # the key that it was brought for; empty: the server itself
-    files: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    files: dict[str, tuple[int, str]] = {}
 
     @property
     def size(self) -> int:
@@ -44,17 +44,15 @@ class Contents:
 
 def contents_in(folder: Path) -> Contents:
     """Without files if the folder is gone or was damaged."""
-    with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
-        told = json.loads((folder / USED).read_text("utf-8"))
-        files = {str(name): (int(size), str(digest)) for name, (size, digest) in told["files"].items()}
-        return Contents(str(told["address"]), str(told["digest"]), str(told.get("owner", "")), files)
+    with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return msgspec.json.decode((folder / USED).read_bytes(), type=Contents)
     return Contents()
 
 
 def note_contents(folder: Path, contents: Contents) -> None:
     """Write down what lies in a folder. What a loss of power takes away again is found by its digest."""
     files = {path.name: (path.stat().st_size, sha256_of(path)) for path in folder.iterdir() if path.name != USED}
-    (folder / USED).write_text(json.dumps(asdict(replace(contents, files=files))), "utf-8")
+    (folder / USED).write_bytes(msgspec.json.encode(msgspec.structs.replace(contents, files=files)))
 
 
 def sha256_of(path: Path) -> str:

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 from rota.core.errors import Fault, FaultCode, ModelError, RequestError
 from rota.core.grammar import Grammar
 from rota.grammar.check import problem
-from rota.grammar.vocabulary import Vocabulary
+from rota.grammar.grammars import Vocabulary
 from rota.runtime.room.job import JobOutcome, JobReply, Kind, QueueBounds
 from rota.runtime.room.room import FullError, Room
 from rota.server.access.keys import ANYONE, Key
