@@ -8,7 +8,6 @@ import signal
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,14 +36,14 @@ from rota.observe.journey import OnEnd
 from rota.runtime.world import Device
 
 if TYPE_CHECKING:
-    import socket
+    from fastapi import FastAPI
 
     from rota.runtime.blame import Blame
     from rota.runtime.client import EngineClient
     from rota.runtime.registry import Registry
+    from rota.server.access.access import Access
     from rota.server.access.key_file import KeySource
-    from rota.server.access.keys import KeyRing
-    from rota.server.door.door import Door
+    from rota.server.context import ServiceTask
     from rota.sources.prefix import Prefix
 
 
@@ -147,119 +146,100 @@ def _serve(
     make_device: Callable[[EngineConfig], Device[Any]],
     on_finish: Sequence[OnEnd],
 ) -> None:
-    from rota.commands.engines import engine_service
     from rota.runtime.blame import Blame, kept_beside
-    from rota.runtime.client import EngineClient, early_of
-    from rota.runtime.registry import Registry
-    from rota.runtime.supervisor import AdapterLook
-    from rota.server.access.exposure import check_exposure
+    from rota.server.access.exposure import check_exposure, describe, load_refusal
     from rota.server.door.door import Door, hold_metrics_port, hold_port
 
     keys = source.read()
     check_exposure(server, keys)
     door = Door(server)
     # Held before the model is read, so that a port that is taken is refused at once.
-    ports = hold_port(server.host, server.port), hold_metrics_port(server)
+    holder, metrics_holder = hold_port(server.host, server.port), hold_metrics_port(server)
+    blame, prefix = Blame(kept_beside(server.api_key_file)), prefix_for(config.lora)
+    config, registry, service = _new_engine(config, server, make_device, blame)
+    # The engine starts, and the server gets ready beside it: the web framework and the tokenizer are loaded meanwhile.
+    with service.begun():
+        from rota.commands.announcement import announce
+        from rota.server.access.access import Access
+        from rota.server.listen import MetricsPort, listen
+
+        metrics_port = MetricsPort(metrics_holder, server) if metrics_holder else None
+        own_name = None if server.allow_anyone else server.host
+        refusal, origins = load_refusal(server, keys, config.lora.adapter_root), server.allowed_origins
+        access = Access(registry, keys, refusal, own_name=own_name, allowed_origins=origins, blame=blame)
+        watch = [partial(source.watch, access.replace_keys)] if source.path else []
+        app = _new_app(config, server, registry, service, access, prefix, on_finish, watch)
+        others = [describe(server, keys), metrics_port.sentence if metrics_port else "", door.advice]
+
+        def say_ready(url: str) -> None:
+            # As text the log would say what is printed.
+            announce(registry.base.name, url, service.state, others, is_logged=server.log_format == "json")
+            if on_ready:
+                on_ready(url)
+
+        listen(holder, app, service, server, say_ready, partial(print, flush=True), door, metrics_port)
+
+
+def _new_engine(
+    config: EngineConfig, server: ServerConfig, make_device: Callable[[EngineConfig], Device[Any]], blame: Blame
+) -> tuple[EngineConfig, Registry, EngineClient]:
+    """The engine with its adapters, not yet begun, and its config with the model's folder."""
+    from rota.commands.engines import engine_service
+    from rota.runtime.client import EngineClient, early_of
+    from rota.runtime.registry import Registry
+    from rota.runtime.supervisor import AdapterLook
+
     asked_path = config.model.model_path
     config = locate_model(config)
     assert config.model.model_path is not None
     folder = Path(config.model.model_path)
     registry = Registry(server.served_model_name or _model_name(asked_path, folder), str(folder))
     entries = first_adapters(config)
-    resolver_prefix = prefix_for(config.lora)
     first = AdapterLook(partial(first_of, config, entries))
     config = told_later(config)
-    blame = Blame(kept_beside(server.api_key_file))
     adapters = [registry.add(entry) for entry in entries]
     early = early_of(len(adapters), config.lora.max_loaded_loras)
-    client = EngineClient(engine_service(config, server, make_device, first, blame), adapters, early)
-    # The engine starts, and the server gets ready beside it.
-    with client.begun():
-        _listen(
-            _Start(
-                config=config,
-                server=server,
-                source=source,
-                keys=keys,
-                door=door,
-                ports=ports,
-                registry=registry,
-                client=client,
-                blame=blame,
-                resolver_prefix=resolver_prefix,
-                on_ready=on_ready,
-                on_finish=on_finish,
-            )
-        )
+    service = engine_service(config, server, make_device, first, blame)
+    return config, registry, EngineClient(service, adapters, early)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Start:
-    """What a server has in its hands when its engine starts."""
-
-    config: EngineConfig
-    server: ServerConfig
-    source: KeySource
-    keys: KeyRing
-    door: Door
-    ports: tuple[socket.socket, socket.socket | None]
-    registry: Registry
-    client: EngineClient
-    blame: Blame
-    resolver_prefix: Prefix | None
-    on_ready: Callable[[str], None] | None
-    on_finish: Sequence[OnEnd]
-
-
-def _listen(start: _Start) -> None:
-    """Serve until a signal. The web framework and the tokenizer are loaded here, while the engine loads the model."""
-    from rota.commands.announcement import announce
-    from rota.server.access.access import Access
-    from rota.server.access.exposure import describe, load_refusal
+def _new_app(
+    config: EngineConfig,
+    server: ServerConfig,
+    registry: Registry,
+    service: EngineClient,
+    access: Access,
+    prefix: Prefix | None,
+    on_finish: Sequence[OnEnd],
+    service_tasks: Sequence[ServiceTask],
+) -> FastAPI:
     from rota.server.adapters.manager import Locating
     from rota.server.app import ROUTES, create_app, routes_of_dialects
     from rota.server.context import AppParts
     from rota.server.errors import unheard
-    from rota.server.listen import MetricsPort, listen
     from rota.text.tokenizer import Tokenizer
 
-    config, server, keys, registry, service = start.config, start.server, start.keys, start.registry, start.client
-    folder = Path(registry.base.path)
-    tokenizer = Tokenizer(folder)
-    holder, metrics_holder = start.ports
-    metrics_port = MetricsPort(metrics_holder, server) if metrics_holder else None
-    own_name = None if server.allow_anyone else server.host
-    refusal, origins = load_refusal(server, keys, config.lora.adapter_root), server.allowed_origins
-    access = Access(registry, keys, refusal, own_name=own_name, allowed_origins=origins, blame=start.blame)
     dashboard = needed("dashboard", "--journal-dir") if server.journal_dir else found("dashboard")
     feed = dashboard.Feed(registry, lambda: service.state) if dashboard else None
     parts = AppParts(
         service=service,
-        tokenizer=tokenizer,
+        tokenizer=Tokenizer(registry.base.path),
         registry=registry,
         access=access,
         config=server,
         engine=config,
         locate=Locating(locator_for(config.lora)),
-        prefix=start.resolver_prefix,
+        prefix=prefix,
         watchers=[feed] if feed else (),
-        on_finish=start.on_finish,
+        on_finish=on_finish,
         on_error=feed.note_error if feed else unheard,
-        service_tasks=[partial(start.source.watch, access.replace_keys)] if start.source.path else (),
+        service_tasks=service_tasks,
     )
     page = dashboard.routes_of(dashboard.Viewers(feed, service.send), server.journal_dir) if dashboard else ()
     app = create_app(parts, [*ROUTES, *routes_of_dialects(), *page])
     if feed:
         feed.routes = lambda: app.state.context.traffic.routes
-    others = [describe(server, keys), metrics_port.sentence if metrics_port else "", start.door.advice]
-
-    def say_ready(url: str) -> None:
-        # As text the log would say what is printed.
-        announce(registry.base.name, url, service.state, others, is_logged=server.log_format == "json")
-        if start.on_ready:
-            start.on_ready(url)
-
-    listen(holder, app, service, server, say_ready, partial(print, flush=True), start.door, metrics_port)
+    return app
 
 
 def _model_name(asked_path: str | None, folder: Path) -> str:
