@@ -107,7 +107,7 @@ def stage(tmp_path_factory) -> Iterator[Stage]:
         patch.setattr("tempfile.tempdir", str(disk / "temporary"))
         opened = Opened()
         patch.setattr("rota.sources.download.PAUSE_S", 0.0)
-        patch.setattr("rota.engine.build.sources_at", lambda *_: Sources(DiskCache(disk / "cache", 10**8), opened))
+        patch.setattr("rota.engine.build.sources_for", lambda *_: Sources(DiskCache(disk / "cache", 10**8), opened))
         url = stack.enter_context(_serving(disk, opened))
         client = stack.enter_context(httpx.Client(base_url=url))
         yield Stage(disk, s3, front, hub, client, opened)

@@ -14,11 +14,12 @@ from rota.core.config import LoraConfig
 from rota.core.lora_paths import LoraPath
 from rota.engine.lora.files.brought import Brought
 from rota.engine.lora.files.ranks import UNKNOWN_RANK, needs_of
-from rota.llm.config import build_device, engine_config, locator_for, sources_for
+from rota.llm.config import build_device, engine_config, locator_for
 from rota.runtime.registry import Registry
 from rota.server.access.access import Access
 from rota.server.access.key_file import read_keys
 from rota.server.adapters.manager import Locating
+from rota.sources.sources import sources_for
 from rota.text.tokenizer import Tokenizer
 from tests.engine.lora.adapter_factory import change_config, make_adapter
 from tests.engine.model_factory import make_tiny_model

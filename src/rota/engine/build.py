@@ -43,7 +43,7 @@ from rota.engine.parallel.group import ONE_RANK, RankGroup
 from rota.engine.step.frames import DECODE_STEP, PromptRoom
 from rota.engine.weights.load import Weights, dummy_weights, load_weights
 from rota.engine.weights.makers import EightBitFloats
-from rota.sources.sources import sources_at
+from rota.sources.sources import sources_for
 
 # ── precompile ──────────────────────────────────────────────────────────────────────────────────────────────────────
 # Kernels are compiled on a model of one layer while the weights of the real model are still being read.
@@ -220,7 +220,7 @@ def _adapters(config: EngineConfig, chosen: Choices, weights: Weights, ask: Inqu
         unpacks=unpacks(chosen),
     )
     project, embed_head = _projector(chosen, bank, embed_head_bank)
-    brought = Brought(lora.adapter_root, sources_at(lora.adapter_cache_dir, lora.adapter_cache_gb))
+    brought = Brought(lora.adapter_root, sources_for(lora))
     read = checkpoint_reader(bank, chosen.whole, brought, chosen.shard, ask)
     rows, overlaps = config.scheduler.max_running_requests, lora.enable_lora_overlap_loading
     ranks, matrix = chosen.shard.size, matrix_bytes(chosen.spec, chosen.dtype)

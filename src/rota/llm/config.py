@@ -24,7 +24,7 @@ from rota.policy.policy_options import policy_config
 from rota.runtime.world import Device
 from rota.sources.locator import Locator
 from rota.sources.prefix import Prefix
-from rota.sources.sources import Sources, sources_at
+from rota.sources.sources import sources_for
 from rota.start import START
 
 ENGINE_CONFIGS = (ModelConfig, CacheConfig, SchedulerConfig, LoraConfig, PolicyConfig)
@@ -53,10 +53,6 @@ def locate_model(config: EngineConfig) -> EngineConfig:
         builtin = tuple(LoraPath(name=name, path=str(path), is_builtin=True) for name, path in found)
     model = replace(config.model, model_path=str(folder))
     return replace(config, model=model, builtin_adapters=builtin)
-
-
-def sources_for(lora: LoraConfig) -> Sources:
-    return sources_at(lora.adapter_cache_dir, lora.adapter_cache_gb)
 
 
 def locator_for(lora: LoraConfig) -> Locator:

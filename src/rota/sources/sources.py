@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from rota.core.config import LoraConfig
 from rota.core.errors import AdapterError, BusyError
 from rota.sources.address import HUB, Address
 from rota.sources.disk_cache import DiskCache
@@ -65,10 +66,11 @@ def source_for(scheme: str) -> Source:
     return Hub()
 
 
-def sources_at(folder: str | None, gigabytes: float) -> Sources:
-    """With a cache in `folder`, or where caches lie on this machine."""
+def sources_for(lora: LoraConfig) -> Sources:
+    """With a cache in the folder that the config names, or where caches lie on this machine."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Sources(DiskCache(Path(folder or Path(home) / "rota" / "adapters"), int(gigabytes * 1e9)))
+    folder = Path(lora.adapter_cache_dir or Path(home) / "rota" / "adapters")
+    return Sources(DiskCache(folder, int(lora.adapter_cache_gb * 1e9)))
 
 
 class Sources:

@@ -27,18 +27,6 @@ class TemplateWords:
     names: frozenset[str]
 
 
-def words_of(trees: Sequence[Any]) -> TemplateWords:
-    """All words of parsed templates."""
-    from jinja2 import nodes
-
-    constants = [node.value for tree in trees for node in tree.find_all(nodes.Const)]
-    return TemplateWords(
-        tuple(node.data for tree in trees for node in tree.find_all(nodes.TemplateData)),
-        tuple(value for value in constants if isinstance(value, str)),
-        frozenset(node.name for tree in trees for node in tree.find_all(nodes.Name)),
-    )
-
-
 # ── hermes prompt ───────────────────────────────────────────────────────────────────────────────────────────────────
 # Hermes' form puts tools, calls and results into plain messages, for a chat template that knows none of them.
 #
@@ -219,8 +207,16 @@ class ChatTemplate:
 
     @cached_property
     def _words(self) -> TemplateWords:
+        from jinja2 import nodes
+
         with _refusing():
-            return words_of([_parsed(template) for template in self._templates.values()])
+            trees = [_compiled(template).environment.parse(template) for template in self._templates.values()]
+        constants = [node.value for tree in trees for node in tree.find_all(nodes.Const)]
+        return TemplateWords(
+            tuple(node.data for tree in trees for node in tree.find_all(nodes.TemplateData)),
+            tuple(value for value in constants if isinstance(value, str)),
+            frozenset(node.name for tree in trees for node in tree.find_all(nodes.Name)),
+        )
 
     @cached_property
     def _has_system(self) -> bool:
@@ -254,10 +250,6 @@ class ChatTemplate:
 def _has_tools(messages: Messages, tools: Tools) -> bool:
     """Whether a conversation has tools, calls or results."""
     return bool(tools) or any(message["role"] == "tool" or "tool_calls" in message for message in messages)
-
-
-def _parsed(template: str) -> Any:
-    return _compiled(template).environment.parse(template)
 
 
 def _compiled(template: str) -> Any:

@@ -72,11 +72,6 @@ class Tokenizer:
         self.vocab_size: int = self._library.get_vocab_size()
         self.eos_ids = self._find_eos_ids(folder, special_tokens)
 
-    @property
-    def chat_template(self) -> str | None:
-        """The text of the template that renders conversations, if there is one."""
-        return self.chat.default
-
     @cached_property
     def longest_token(self) -> int:
         """The most characters that one token stands for."""

@@ -133,7 +133,7 @@ async def detokenize(context: AppContext, http: HttpRequest) -> Response:
 async def tokenizer_info(context: AppContext) -> Response:
     """What the model's folder says of its tokenizer, with the chat template, in vLLM's shape."""
     tokenizer = context.tokenizer
-    told = {"tokenizer_class": None, **tokenizer.settings, "chat_template": tokenizer.chat_template}
+    told = {"tokenizer_class": None, **tokenizer.settings, "chat_template": tokenizer.chat.default}
     return Response(msgspec.json.encode(told), media_type="application/json")
 
 
