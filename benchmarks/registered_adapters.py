@@ -44,9 +44,10 @@ from rota.runtime.replicas.desk import ReplicaDesk
 from rota.runtime.replicas.roster import Roster
 from rota.runtime.replicas.router import Router
 from rota.runtime.service import Deliver, Service, ServicePhase, ServiceState
+from rota.runtime.spool import Spool
 from rota.runtime.wire import decode, encode
 from rota.scheduler import Scheduler
-from rota.server.adapters.listing import History
+from rota.server.adapters.listing import Listing
 from rota.server.adapters.manager import AdapterManager
 
 FEW = 10
@@ -103,15 +104,16 @@ def compared(rounds: Sequence[tuple[Run, Run]], more: int) -> dict[str, Any]:
 def server_bytes(adapters: int) -> int:
     """What the server's process keeps of an adapter that a client loaded."""
     registry = Registry("base", "/base")
-    promises, history, metrics = Promises(), History(registry), Metrics(registry.name_of)
+    promises, metrics = Promises(), Metrics(registry.name_of)
     manager = AdapterManager(cast(Service, None), registry)
+    listing = Listing(registry, manager, Spool())
 
     def add(number: int) -> None:
         adapter = registry.add(_asked(number))
         promises.note_message(AddAdapter(adapter=adapter, at=0.0))
         held = HostChanged(at=0.0, adapter_id=adapter.adapter_id, state=HostState.HELD, size_bytes=1 << 20)
         events = [AdapterAdded(adapter.adapter_id, 0.0), held]
-        for hear in (promises.note_events, history.observe, metrics.observe, manager.observe):
+        for hear in (promises.note_events, listing.observe, metrics.observe, manager.observe):
             hear(events)
 
     return bytes_of(add, adapters)
@@ -120,8 +122,8 @@ def server_bytes(adapters: int) -> int:
 def replicas_bytes(adapters: int, replicas: int) -> int:
     """The same of a server with several replicas, of which each reads the adapter and drops it for the next."""
     registry = Registry("base", "/base")
-    history, metrics = History(registry), Metrics(registry.name_of)
-    manager, engines = AdapterManager(cast(Service, None), registry), [Replica() for _ in range(replicas)]
+    metrics, manager = Metrics(registry.name_of), AdapterManager(cast(Service, None), registry)
+    listing, engines = Listing(registry, manager, Spool()), [Replica() for _ in range(replicas)]
     desk = ReplicaDesk(Roster(engines), Router(replicas))
 
     def add(number: int) -> None:
@@ -131,7 +133,7 @@ def replicas_bytes(adapters: int, replicas: int) -> int:
             events = list(_news(adapter.adapter_id, EngineId(engine_id)))
             engine.promises.note_events(events)
             told = desk.note(engine_id, events)
-            for hear in (history.observe, metrics.observe, manager.observe):
+            for hear in (listing.observe, metrics.observe, manager.observe):
                 hear(told)
 
     return bytes_of(add, adapters)

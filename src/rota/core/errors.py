@@ -84,20 +84,20 @@ class ModelError(RotaError):
 class AdapterError(RotaError):
     """An adapter folder is missing, corrupt, or cannot be served by this model."""
 
+    code = FaultCode.ADAPTER_FAILED
+
+    def __init__(self, reason: str, code: FaultCode | None = None) -> None:
+        """`code`: None for that of its class."""
+        super().__init__(reason)
+        self.code = code or self.code
+
     def reworded(self, reason: str) -> Self:
         """The same error, without what some clients may not read."""
-        return type(self)(reason)
+        return type(self)(reason, self.code)
 
 
 class DiskError(AdapterError):
     """A disk of the server's cannot take an adapter, whatever the adapter is."""
-
-    def __init__(self, reason: str, code: FaultCode) -> None:
-        super().__init__(reason)
-        self.code = code
-
-    def reworded(self, reason: str) -> Self:
-        return type(self)(reason, self.code)
 
     @classmethod
     def at(cls, place: str, error: OSError, remedy: str) -> DiskError:
@@ -115,7 +115,7 @@ class BusyError(AdapterError):
 class AdapterChangedError(AdapterError):
     """The files of a version are others than when it was loaded."""
 
-    code: ClassVar[FaultCode] = FaultCode.ADAPTER_CHANGED
+    code = FaultCode.ADAPTER_CHANGED
 
 
 class RequestError(RotaError):

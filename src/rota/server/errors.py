@@ -12,9 +12,8 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from rota.core.errors import AdapterError, DiskError, Fault, FaultCode, RequestError
+from rota.core.errors import AdapterError, Fault, FaultCode, RequestError
 from rota.server.call import HEADER, kept_name
-from rota.sources.source import UnreachableError
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +101,6 @@ ERROR_KINDS: dict[FaultCode, ErrorKind] = {
 }
 
 
-def code_of(error: AdapterError) -> FaultCode:
-    """A source that is away may be back for the next call, and a disk be well; all else is the adapter's fault."""
-    if isinstance(error, DiskError):
-        return error.code
-    return FaultCode.SOURCE_AWAY if isinstance(error, UnreachableError) else FaultCode.ADAPTER_FAILED
-
-
 class RetryLater(RequestError):
     """A refusal that knows its own retry time, which replaces the table's."""
 
@@ -160,7 +152,7 @@ def install_error_handlers(
 
     @app.exception_handler(AdapterError)
     async def refuse_adapter(request: Request, error: AdapterError) -> Response:
-        return await refuse(request, RequestError(shown(request, Fault(code_of(error), str(error)))))
+        return await refuse(request, RequestError(shown(request, Fault(error.code, str(error)))))
 
     @app.exception_handler(RequestError)
     async def refuse(request: Request, error: RequestError) -> Response:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from rota.core.errors import Fault, FaultCode, RequestError
 from rota.core.events import Admitted, Event, Finished, FinishReason, Moved, Produced, PromptsScored
@@ -38,25 +39,21 @@ class Observers:
 
     def asked(self, request: Request) -> None:
         for observer in self._observers:
-            try:
-                observer.asked(request.request_id, request.adapter_id, request.arrived_at, request.tenant.name)
-            # Broad: an error in an observer, of any kind, must not keep a request from the engine.
-            except Exception as error:
-                self._note(observer.asked, error)
+            self._tell(observer.asked, request.request_id, request.adapter_id, request.arrived_at, request.tenant.name)
 
     def observe(self, events: list[Event]) -> None:
         for listener in self._listeners:
-            try:
-                listener(events)
-            # Broad: an error in a listener, of any kind, must not keep tokens from clients.
-            except Exception as error:
-                self._note(listener, error)
+            self._tell(listener, events)
 
-    def _note(self, observer: Callable[..., None], error: Exception) -> None:
-        name = getattr(observer, "__qualname__", repr(observer))
-        if name not in self._failed:  # an observer that failed once fails with every token
-            self._failed.add(name)
-            LOG.error("%s failed; its figures may be wrong from here on.", name, exc_info=error)
+    def _tell(self, hear: Callable[..., object], *news: Any) -> None:
+        try:
+            hear(*news)
+        # Broad: an error in who hears, of any kind, must not keep a request from the engine, or tokens from clients.
+        except Exception as error:
+            name = getattr(hear, "__qualname__", repr(hear))
+            if name not in self._failed:  # an observer that failed once fails with every token
+                self._failed.add(name)
+                LOG.error("%s failed; its figures may be wrong from here on.", name, exc_info=error)
 
 
 # ── streams ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from rota.core.errors import AdapterError
+from rota.core.errors import AdapterError, FaultCode
 
 # ── source ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 # A source has two verbs: it lists the files of a place, and reads a stretch of one of them.
@@ -23,7 +23,9 @@ class NothingError(SourceError):
 
 
 class UnreachableError(SourceError):
-    """A source does not answer: what it has is not known."""
+    """A source does not answer: what it has is not known, and it may be back for the next call."""
+
+    code = FaultCode.SOURCE_AWAY
 
 
 class ChangedError(SourceError):

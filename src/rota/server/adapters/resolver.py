@@ -12,7 +12,6 @@ from rota.observe.audit import OK, log_act
 from rota.runtime.registry import Registry
 from rota.server.access.disclosure import reason_for
 from rota.server.access.keys import Key
-from rota.server.errors import code_of
 from rota.sources.prefix import Prefix, is_within
 from rota.sources.source import NothingError
 
@@ -65,7 +64,7 @@ class Resolver:
             await self._wait_for(entry, param, key, client)
         except AdapterError as error:
             message = f"Adapter '{name}' could not be loaded: {reason_for(key, _without(self._prefix, str(error)))}"
-            raise RequestError(Fault(code_of(error), message, param)) from None
+            raise RequestError(Fault(error.code, message, param)) from None
 
     async def _wait_for(self, entry: LoraPath, param: str, key: Key, client: str) -> None:
         task = self._loads.get(entry.name)

@@ -22,7 +22,7 @@ from rota.server.adapters.manager import AT_ONCE, MAX_NAME, AdapterManager, chec
 from rota.server.adapters.updates import RemovedBody, UpdatedBody, UpdateFields, read_query
 from rota.server.calls.fields import Fields, Unsupported, read_body
 from rota.server.context import AppContext
-from rota.server.errors import ERROR_KINDS, code_of
+from rota.server.errors import ERROR_KINDS
 from rota.server.route import list_response
 
 # ── vLLM's and SGLang's ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -151,7 +151,7 @@ async def _outcome(context: AppContext, http: Request, act: Awaitable[str | None
     try:
         message = await act
     except AdapterError as error:
-        message, status = reason_for(key, str(error)), ERROR_KINDS[code_of(error)].status
+        message, status = reason_for(key, str(error)), ERROR_KINDS[error.code].status
     body = AdaptersBody(status == 200, message, _own_adapters(context.adapters, key))
     return Response(msgspec.json.encode(body), status, media_type="application/json")
 
