@@ -20,7 +20,7 @@ from rota.policy.eviction import Eviction
 
 
 class PageLedger:
-    """So many slots are open as the largest known adapters could fill together.
+    """The number of open slots is the largest for which the largest known adapters fit into the pages together.
 
     Then every set of so many residents fits, whichever come and go, and no policy has to know how large adapters are.
     """

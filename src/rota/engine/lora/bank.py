@@ -191,7 +191,7 @@ class Bank:
 
     @torch.inference_mode()
     def spoil(self, slot: Slot, pages: Sequence[int] = ()) -> None:
-        """As `clear`, but rows of the slot get numbers that are none: the other ranks hear of the loss by their sums.
+        """As `clear`, but rows of the slot compute NaN, so that the other ranks hear of the loss by their sums.
 
         In A, since the product with B also runs for rows of other slots, with zeros in the place of x Aᵀ.
         """
