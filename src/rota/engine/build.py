@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import gc
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
@@ -52,7 +52,6 @@ from rota.sources.sources import sources_for
 @contextmanager
 def precompiled(build: Callable[[], Engine], prompts: PromptRoom, stage: StageRecorder | None = None) -> Iterator[None]:
     """Compile in a thread beside the body; ends when both have ended. Triton keeps compiled kernels on disk too."""
-    failures: list[Exception] = []
     stage = stage or StageRecorder()
 
     def compile_all() -> None:
@@ -65,17 +64,11 @@ def precompiled(build: Callable[[], Engine], prompts: PromptRoom, stage: StageRe
                 gc.collect()  # its memory must be free before memory is counted
         except torch.OutOfMemoryError:
             pass  # the weights leave no room: kernels are compiled when the real model first needs them
-        except Exception as error:  # the border of a thread: the thread that waits raises the error
-            failures.append(error)
 
-    thread = threading.Thread(target=compile_all, name="rota-precompile")
-    thread.start()
-    try:
+    with ThreadPoolExecutor(1, "rota-precompile") as pool:
+        compiled = pool.submit(compile_all)
         yield
-    finally:
-        thread.join()
-    if failures:
-        raise failures[0]
+    compiled.result()
 
 
 # KV blocks of an engine that only compiles kernels.

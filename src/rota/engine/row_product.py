@@ -155,12 +155,12 @@ def multiply_rows(
         x, row_scales, matrix, output_scales, y if bias is None else bias, y, partial, ended, rows, inputs, outputs,
         inputs // tuning.step, tuning.shares, x.stride(0), STEP=tuning.step, COLUMNS=tuning.columns, ROWS=tile_rows,
         IS_SHARED=tuning.shares > 1, AT_ONCE=max(1, min(8, MOST_LOADED // (tuning.columns * tile_rows))),
-        HAS_BIAS=bias is not None, OPERAND=_operand(matrix.dtype), AHEAD=tuning.ahead, **programmatic(x),
+        HAS_BIAS=bias is not None, OPERAND=operand(matrix.dtype), AHEAD=tuning.ahead, **programmatic(x),
         num_warps=tuning.warps, num_stages=tuning.stages,
     )  # fmt: skip
     return y
 
 
-def _operand(dtype: torch.dtype) -> tl.dtype:
+def operand(dtype: torch.dtype) -> tl.dtype:
     # The interpreter multiplies the bits of small floats, not the numbers.
     return tl.float32 if triton.knobs.runtime.interpret else _OPERANDS[dtype]

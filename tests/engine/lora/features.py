@@ -11,11 +11,11 @@ from typing import Any
 
 from torch import Tensor
 
+from rota.commands.adapters.inspect import describe
 from rota.core.errors import AdapterError
 from rota.core.events import AdapterRefused
 from rota.core.ids import AdapterId, RequestId
 from rota.engine.families.table import read_spec
-from rota.engine.lora.files.inspect import describe
 from tests.builders import request
 from tests.engine.lora.adapter_factory import change_config, change_tensors, greedy_answer, load_with_peft, make_adapter
 from tests.engine.lora.mixed_server import Server, adapter

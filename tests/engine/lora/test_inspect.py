@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from rota.commands.adapters.inspect import describe
 from rota.core.errors import AdapterError
-from rota.engine.lora.files.inspect import describe
 from tests.engine.lora.adapter_factory import change_config, change_dtype, change_tensors, make_adapter
 
 

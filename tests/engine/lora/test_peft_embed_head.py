@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from rota.commands.adapters.inspect import describe
 from rota.core.adapter import Extra
 from rota.core.config import FirstAdapters
 from rota.core.events import AdapterRefused, PromptsScored
@@ -15,7 +16,6 @@ from rota.core.ids import AdapterId
 from rota.core.lora_paths import LoraPath
 from rota.engine.families.table import read_spec
 from rota.engine.lora.files.brought import Brought
-from rota.engine.lora.files.inspect import describe
 from rota.engine.lora.files.ranks import needs_of
 from tests.builders import request
 from tests.engine.lora.adapter_factory import change_config, change_tensors, load_with_peft

@@ -107,7 +107,7 @@ def test_a_second_start_takes_the_same_ways_and_tries_none(monkeypatch):
 
 
 def test_shares_fill_the_processors_and_leave_each_program_something_to_do(monkeypatch):
-    monkeypatch.setattr(module, "_processors", lambda _: 132)
+    monkeypatch.setattr(module, "processors_of", lambda _: 132)
     matrix = in_eight_bit_floats(torch.zeros(4096, 4096, dtype=torch.bfloat16))
     large = module.tunings_for(pack_eight_bits(matrix), 16)
     in_16_bits = {(64, 8), (128, 8), (128, 16), (64, 16)}

@@ -66,7 +66,7 @@ def test_a_row_that_is_not_finite_leaves_its_neighbours():
 
 
 def test_a_matrix_is_tried_only_in_steps_that_divide_it(monkeypatch):
-    monkeypatch.setattr(packed_product, "_processors", lambda _: 132)
+    monkeypatch.setattr(packed_product, "processors_of", lambda _: 132)
 
     def tried(outputs: int, inputs: int, rows: int) -> set[tuple[int, int, int]]:
         packed = pack_eight_bits(in_eight_bit_floats(torch.zeros(outputs, inputs)))

@@ -52,10 +52,9 @@ class ConfigFile:
         return value
 
 
-def read_json(path: Path, content: bytes | None = None) -> dict[str, Any]:
-    """The object in a file, or in what was read of it."""
+def read_json(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads((path.read_bytes() if content is None else content).decode("utf-8"))
+        values = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read ({error}); download it again.") from error
     if not isinstance(values, dict):

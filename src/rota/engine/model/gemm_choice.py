@@ -135,7 +135,7 @@ def _tuning_for(weight: Tensor) -> RowTuning | None:
     from rota.engine.programmatic_launch import is_programmatic
     from rota.engine.row_product import RowTuning
 
-    (outputs, inputs), processors = weight.shape, _processors(weight.device)
+    (outputs, inputs), processors = weight.shape, processors_of(weight.device)
     columns, step, stages, warps = NARROW if outputs < 2 * NARROW[0] * processors else WIDE
     if inputs % step or not is_programmatic(weight.device):
         return None
@@ -143,8 +143,8 @@ def _tuning_for(weight: Tensor) -> RowTuning | None:
     return RowTuning(columns=columns, shares=shares, step=step, stages=stages, warps=warps)
 
 
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
+def processors_of(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 def _milliseconds(rows: int, weights: Sequence[Tensor], way: Way) -> float:

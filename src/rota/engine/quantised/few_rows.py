@@ -25,7 +25,7 @@ from torch import Tensor
 from rota.engine.programmatic_launch import follow, programmatic
 from rota.engine.quantised.packing import TILE as OUTPUTS_IN_TILE
 from rota.engine.quantised.packing import Packed
-from rota.engine.row_product import MOST_LOADED, SMALLEST_DOT, add_shares, store_tile
+from rota.engine.row_product import MOST_LOADED, SMALLEST_DOT, add_shares, operand, store_tile
 
 # ── unpacking ───────────────────────────────────────────────────────────────────────────────────────────────────────
 # Codes are unpacked two at a time, by the bits of the numbers: converting each integer takes more instructions.
@@ -251,7 +251,6 @@ MOST_ROWS = {4: 256, 8: 64}
 MOST_ROW_TILES = 4
 # Loads that are on their way while a step is multiplied; rows of x take shared memory too.
 STAGES = {16: 4, 32: 4, 64: 3, 128: 3}
-_OPERANDS = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,7 +284,7 @@ def multiply(x: Tensor, packed: Packed, bias: Tensor | None, ended: Tensor, tuni
         BITS=packed.bits, STEP=packed.step, PER_GROUP=packed.per_group, COLUMNS=tuning.columns, ROWS=tile_rows,
         IS_EVEN=packed.inputs % packed.step == 0, IS_SHARED=tuning.shares > 1,
         AT_ONCE=max(1, min(8, MOST_LOADED // (tuning.columns * tile_rows))), HAS_BIAS=bias is not None,
-        OPERAND=_operand(x.dtype), **programmatic(x), num_warps=tuning.warps, num_stages=STAGES[tile_rows],
+        OPERAND=operand(x.dtype), **programmatic(x), num_warps=tuning.warps, num_stages=STAGES[tile_rows],
     )  # fmt: skip
     return y
 
@@ -305,8 +304,3 @@ def written_out(packed: Packed, dtype: torch.dtype, first: int, end: int) -> Ten
         PER_GROUP=packed.per_group, num_warps=4,
     )  # fmt: skip
     return weight[: end - first]
-
-
-def _operand(dtype: torch.dtype) -> tl.dtype:
-    # The interpreter stores bfloat16 as integers and multiplies the integers; only float32 is right there.
-    return tl.float32 if triton.knobs.runtime.interpret else _OPERANDS[dtype]

@@ -16,7 +16,7 @@ from triton.runtime.errors import OutOfResources
 
 from rota.core.stages import Choice
 from rota.engine.autotune import chosen
-from rota.engine.model.gemm_choice import graph_milliseconds
+from rota.engine.model.gemm_choice import graph_milliseconds, processors_of
 from rota.engine.quantised.codes import Scaled, carried, carry
 from rota.engine.quantised.few_rows import ProductTuning, ended_for, multiply, written_out
 from rota.engine.quantised.linear import Product
@@ -193,7 +193,7 @@ def _up_to(rows: int, shapes: Mapping[int, Shapes]) -> Shapes:
 
 def _shares(packed: Packed, columns: int, per_processor: float, steps: int) -> int:
     tiles = triton.cdiv(packed.outputs, columns)
-    wanted = round(per_processor * _processors(packed.words.device) / tiles)
+    wanted = round(per_processor * processors_of(packed.words.device) / tiles)
     return _power_of_two(min(MOST_SHARES, max(1, steps // 2), wanted))
 
 
@@ -207,7 +207,3 @@ def _milliseconds(calls: Sequence[Callable[[], object]]) -> float:
 
 def _power_of_two(most: int) -> int:
     return 2 ** (max(1, most).bit_length() - 1)
-
-
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1

@@ -171,24 +171,11 @@ def biases_of_the_model(folder: AdapterFolder, spec: ModelSpec) -> Iterator[str]
             yield f"{folder.path} lacks the bias of '{module}', though {config.path.name} sets 'bias'."
 
 
-def lengths(folder: AdapterFolder, spec: ModelSpec) -> Iterator[str]:
-    for module, part, _, outputs in _modules_of(spec):
-        factors = folder.factors.get(module, Factors())
-        for stored in (folder.biases.get(module), factors.magnitude, factors.b_bias):
-            if stored is not None and stored.shape != (outputs,):
-                yield (
-                    f"{_has_shape(stored)}, but this model's {part} has {outputs} outputs; the adapter was made for "
-                    "another model."
-                )
-
-
 def _summed(folder: AdapterFolder) -> str:
     return next((module for module in folder.factors if module.endswith(BY_INPUTS)), "")
 
 
 # ── checks ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-# Checks say why a model cannot serve an adapter, nearly all before a weight is read.
-#
 # Each check yields a sentence for every fault. The first sentence is enough to refuse an adapter, and a fault is
 # often in every layer.
 
@@ -303,10 +290,15 @@ def _targeted_modules(folder: AdapterFolder, spec: ModelSpec) -> Iterator[str]:
 def _shapes(folder: AdapterFolder, spec: ModelSpec) -> Iterator[str]:
     for module, part, inputs, outputs in _modules_of(spec):
         factors = folder.factors.get(module, Factors())
-        for stored, axis, wanted, what in ((factors.a, 1, inputs, "inputs"), (factors.b, 0, outputs, "outputs")):
-            if stored is not None and len(stored.shape) == 2 and stored.shape[axis] != wanted:
+        vectors = (folder.biases.get(module), factors.magnitude, factors.b_bias)
+        for stored, axes, length, what in (
+            (factors.a, slice(1, None), inputs, "inputs"),
+            (factors.b, slice(1), outputs, "outputs"),
+            *((vector, slice(None), outputs, "outputs") for vector in vectors),
+        ):
+            if stored is not None and stored.shape[axes] != (length,):
                 yield (
-                    f"{_has_shape(stored)}, but this model's {part} has {wanted} {what}; the adapter was made for "
+                    f"{_has_shape(stored)}, but this model's {part} has {length} {what}; the adapter was made for "
                     "another model."
                 )
 
@@ -337,11 +329,10 @@ MODEL_CHECKS: tuple[Callable[[AdapterFolder, ModelSpec], Iterator[str]], ...] = 
     _known_targets,
     _known_modules,
     _targeted_modules,
+    biases_of_the_model,
     _shapes,
     shapes_of_embed_head,
     own_matrices,
-    biases_of_the_model,
-    lengths,
 )
 
 
