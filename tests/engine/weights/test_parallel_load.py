@@ -103,7 +103,7 @@ def test_a_tensor_may_begin_at_any_byte(tmp_path):
     stored = {name: tensor.clone() for name, tensor in load_file(tmp_path / SINGLE).items()}
     tensors = {"model.rotary_emb.inv_freq": spare, **stored}
     kinds = {torch.uint8: "U8", torch.float32: "F32"}
-    entries = [GgufTensor(name, kinds[one.dtype], tuple(one.shape), one.itemsize) for name, one in tensors.items()]
+    entries = [GgufTensor(name, tuple(one.shape), kinds[one.dtype], one.itemsize) for name, one in tensors.items()]
     write_safetensors(tmp_path / SINGLE, entries, (one.numpy() for one in tensors.values()))
     assert_equal(tmp_path, load(tmp_path, PlainCopier()), expected)
 

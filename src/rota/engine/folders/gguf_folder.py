@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import gguf
 import numpy as np
 import numpy.typing as npt
+from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from rota.core.errors import ModelError
@@ -25,9 +26,9 @@ class GgufTensor(NamedTuple):
     """A tensor in the header."""
 
     name: str
-    dtype: str  # in safetensors' words: BF16, U8, …
     shape: tuple[int, ...]
-    itemsize: int
+    dtype: str = "BF16"  # in safetensors' words
+    itemsize: int = 2
 
 
 def write_safetensors(path: Path, entries: Sequence[GgufTensor], arrays: Iterable[npt.NDArray[Any]]) -> None:
@@ -54,33 +55,24 @@ def write_safetensors(path: Path, entries: Sequence[GgufTensor], arrays: Iterabl
 Bytes = npt.NDArray[np.uint8]
 
 
-class GroupTensor(NamedTuple):
-    """One tensor of a file of groups; its first dimension is the matrix's."""
-
-    entry: GgufTensor
-    values: npt.NDArray[Any]
-
-
-def group_parts(name: str, data: Bytes, kind: gguf.GGMLQuantizationType, shape: tuple[int, ...]) -> list[GroupTensor]:
-    """The parts of a tensor in groups of four or eight bits; empty for any other tensor."""
+def group_parts(
+    name: str, data: Bytes, kind: gguf.GGMLQuantizationType, shape: tuple[int, ...]
+) -> dict[str, npt.NDArray[Any]]:
+    """The parts of a tensor in groups of four or eight bits, by name; empty for any other tensor."""
     if kind == gguf.GGMLQuantizationType.Q4_1:
         blocks = data.reshape(shape[0], -1, 20)
         halves = blocks[:, :, 4:]
         codes = np.concatenate((halves & 15, halves >> 4), axis=2).reshape(shape)
-        return [
-            _part(name + CODES, "U8", codes[:, 0::2] | (codes[:, 1::2] << 4)),
-            _part(name + SCALES, "F16", _numbers(blocks, 0)),
-            _part(name + MINIMA, "F16", _numbers(blocks, 2)),
-        ]
+        return {
+            name + CODES: codes[:, 0::2] | (codes[:, 1::2] << 4),
+            name + SCALES: _numbers(blocks, 0),
+            name + MINIMA: _numbers(blocks, 2),
+        }
     if kind == gguf.GGMLQuantizationType.Q8_0:
         blocks = data.reshape(shape[0], -1, 34)
         codes = np.ascontiguousarray(blocks[:, :, 2:]).view(np.int8).reshape(shape)
-        return [_part(name + CODES, "I8", codes), _part(name + SCALES, "F16", _numbers(blocks, 0))]
-    return []
-
-
-def _part(name: str, dtype: str, values: npt.NDArray[Any]) -> GroupTensor:
-    return GroupTensor(GgufTensor(name, dtype, values.shape, values.itemsize), values)
+        return {name + CODES: codes, name + SCALES: _numbers(blocks, 0)}
+    return {}
 
 
 def _numbers(blocks: Bytes, at: int) -> npt.NDArray[np.float16]:
@@ -130,11 +122,10 @@ def convert_gguf(source: Path, folder: Path, quiet: bool) -> None:
     _write_json(folder / "tokenizer_config.json", _tokenizer_config(fields))
     _tokenizer(fields).save(str(folder / "tokenizer.json"))
     unpacked = tracked(tensors, f"Unpacking {source.stem}", "tensors", quiet)
-    entries = [GgufTensor(tensor.name, "BF16", tensor.shape, 2) for tensor in tensors]
+    entries = [GgufTensor(tensor.name, tensor.shape) for tensor in tensors]
     write_safetensors(folder / "model.safetensors", entries, (_bfloat16(_weights(tensor)) for tensor in unpacked))
-    parts = [part for tensor in tensors for part in _groups(tensor)]
-    if parts:
-        write_safetensors(folder / GROUPS_FILE, [part.entry for part in parts], (part.values for part in parts))
+    if groups := {name: part for tensor in tensors for name, part in _groups(tensor)}:
+        save_file(groups, folder / GROUPS_FILE, {"format": "pt"})
 
 
 def _check(source: Path, fields: dict[str, Any]) -> None:
@@ -164,10 +155,11 @@ def _weights(tensor: _Tensor) -> npt.NDArray[np.float32]:
     return _in_order(weights, tensor.shuffled_heads)
 
 
-def _groups(tensor: _Tensor) -> list[GroupTensor]:
+def _groups(tensor: _Tensor) -> Iterator[tuple[str, npt.NDArray[Any]]]:
     """The tensor's codes, scales and minima as in the file; none if the tensor is not in groups."""
     parts = group_parts(tensor.name, tensor.source.data, tensor.source.tensor_type, tensor.shape)
-    return [part._replace(values=_in_order(part.values, tensor.shuffled_heads)) for part in parts]
+    for name, part in parts.items():
+        yield name, np.ascontiguousarray(_in_order(part, tensor.shuffled_heads))
 
 
 def _in_order(rows: npt.NDArray[Any], shuffled_heads: int) -> npt.NDArray[Any]:
