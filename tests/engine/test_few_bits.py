@@ -11,9 +11,8 @@ from rota.core.config import ModelConfig
 from rota.core.errors import ConfigError
 from rota.engine.cpu.processor import Processor
 from rota.engine.precision import choose_maker
-from rota.engine.quantised.files import GroupsFile
 from rota.engine.quantised.maker import MatrixMaker
-from rota.engine.quantised.matrices import FourBit
+from rota.engine.quantised.matrices import FourBit, GroupsFile
 from rota.engine.weights.layouts.awq import AwqLayout
 from rota.engine.weights.layouts.fp8 import Float8Layout
 from rota.engine.weights.makers import EightBitFloats, FourBitCodes, FourBitGroups

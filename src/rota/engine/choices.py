@@ -49,8 +49,8 @@ from rota.engine.model.spec import ModelSpec
 from rota.engine.parallel.group import RankGroup
 from rota.engine.parallel.shard import WHOLE, Shard
 from rota.engine.precision import choose_dtype, choose_maker
-from rota.engine.quantised.files import GroupsFile
 from rota.engine.quantised.maker import MatrixMaker
+from rota.engine.quantised.matrices import GroupsFile
 from rota.engine.weights.layouts.table import read_layout
 from rota.engine.weights.load import weight_bytes
 from rota.engine.weights.makers import EightBitFloats

@@ -12,9 +12,8 @@ from rota.core.config import ModelConfig
 from rota.core.errors import ConfigError
 from rota.engine.cpu.processor import Processor, do_without_onednn, slowdown
 from rota.engine.model.spec import DTYPES
-from rota.engine.quantised.files import GroupsFile
 from rota.engine.quantised.maker import MatrixMaker
-from rota.engine.quantised.matrices import FourBit, Kind
+from rota.engine.quantised.matrices import FourBit, GroupsFile, Kind
 from rota.engine.weights.layouts.layout import Layout
 from rota.engine.weights.makers import EightBitFloats, FourBitCodes, FourBitGroups
 

@@ -10,7 +10,7 @@ from gguf import GGMLQuantizationType as Kind
 from safetensors.numpy import save_file
 
 from rota.engine.folders.gguf_folder import group_parts
-from rota.engine.quantised.files import GroupsFile
+from rota.engine.quantised.matrices import GroupsFile
 from rota.engine.quantised.names import GROUPS_FILE
 
 

@@ -12,10 +12,9 @@ from transformers import AutoModelForCausalLM
 
 from rota.engine.families.table import read_spec
 from rota.engine.parallel.shard import Cut
-from rota.engine.quantised.files import GroupsFile
 from rota.engine.quantised.groups import MIDDLE, in_eight_bits, in_four_bits
 from rota.engine.quantised.maker import Parts
-from rota.engine.quantised.matrices import FEW_ROWS, FourBit, Kind
+from rota.engine.quantised.matrices import FEW_ROWS, FourBit, GroupsFile, Kind
 from rota.engine.quantised.names import CODES, GROUPS_FILE, MINIMA, SCALES
 from rota.engine.weights.load import load_weights
 from tests.engine.model.sequence import Sequences

@@ -16,9 +16,8 @@ from rota.core.config import FirstAdapters
 from rota.core.ids import AdapterId
 from rota.engine.families.table import read_spec
 from rota.engine.parallel.shard import Shard
-from rota.engine.quantised.files import GroupsFile
 from rota.engine.quantised.maker import MatrixMaker
-from rota.engine.quantised.matrices import FourBit
+from rota.engine.quantised.matrices import FourBit, GroupsFile
 from rota.engine.quantised.products import in_eight_bit_floats, rounded_rows
 from rota.engine.weights.layouts.table import read_layout
 from rota.engine.weights.load import Weights, dummy_weights, load_weights, weight_bytes

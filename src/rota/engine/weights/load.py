@@ -25,7 +25,6 @@ from rota.engine.weights.read_ahead import (
     USUAL_SETUP,
     CopierFor,
     Copy,
-    PinnedCopier,
     RingSetup,
     WeightRing,
     pinned_on_gpu,
@@ -33,21 +32,71 @@ from rota.engine.weights.read_ahead import (
 from rota.engine.weights.shards import FileRange, Shards
 from rota.start import START
 
+# What is built here has shapes and no numbers.
+META = torch.device("meta")
+
 # ── reading ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 # Reading is the source of matrices while a folder is loaded: it copies, dequantises where need be, and counts.
 
 
-class StoredMatrices:
-    """Finds matrices by the names of their weights; a folder without a layout has none."""
+class WeightLoad:
+    """One load of a rank's part of a model. A folder without a layout stores all matrices plain."""
 
-    def __init__(self, shards: Shards, layout: Layout | None, device: torch.device) -> None:
+    def __init__(
+        self,
+        shards: Shards,
+        layout: Layout | None,
+        spec: ModelSpec,
+        shard: Shard,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
         self._shards = shards
         self._layout = layout
+        self._spec = spec
+        self._shard = shard
         self._device = device
+        self._dtype = dtype
         self._shapes: dict[str, tuple[int, int]] = {}
+        self._finite = FiniteCheck()
 
-    def check(self, name: str, target: Tensor) -> None:
-        """Raise unless the tensors of a whole matrix, or the plain tensor, have the shapes and kinds that they must."""
+    def check(self) -> None:
+        """Raise unless the folder has all tensors of the model and no others, in shapes and kinds that are right."""
+        _build(self._spec, META, self._dtype, MatrixSource(self._check))
+        for name in self._shapes:
+            # Old GPTQ folders have a bias of zeros for every matrix, also where the model has none.
+            self._shards.pass_over_zeros(f"{name.removesuffix(WEIGHT)}.bias")
+        self._shards.check_all_known()
+
+    def places(self) -> dict[str, FileRange]:
+        """Of all tensors whose bytes a rank copies as they lie in a file, in the order in which they are built.
+
+        Biases stay out: they are small, and a maker asks for them before the weights, not behind them.
+        """
+        places: dict[str, FileRange] = {}
+
+        def note(name: str, target: Tensor) -> None:
+            if not name.endswith(".bias") and self._layout_of(name) is None:
+                place = self._shards.place(name, self._cut_of(name))
+                if place is not None and place.numbers == target.numel():
+                    places[name] = place
+
+        _build(self._spec, META, torch.float32, MatrixSource(note), shard=self._shard)
+        return places
+
+    def source(self, copy: Copy, count: Callable[[int], None]) -> MatrixSource:
+        """`copy` copies plain tensors. `count` is told the bytes of what was read, in the model's precision."""
+        return MatrixSource(
+            functools.partial(self._fill, copy, count), functools.partial(self._find, count), self._cut_of
+        )
+
+    def check_finite(self) -> None:
+        """Raise if a tensor that was read has NaN or infinity; waits for the device."""
+        for name in self._finite.not_finite():
+            raise self._shards.not_finite_error(name, self._dtype)
+
+    def _check(self, name: str, target: Tensor) -> None:
+        """The tensors of a whole matrix, or the plain tensor."""
         layout = self._layout_of(name)
         if layout is None:
             self._shards.check(name, target)
@@ -56,75 +105,36 @@ class StoredMatrices:
         for rule in layout.rules(outputs, inputs):
             self._shards.check_form(f"{name.removesuffix(WEIGHT)}.{rule.suffix}", rule.shapes, rule.kinds)
 
-    def pass_over_biases(self) -> None:
-        """Old GPTQ folders have a bias of zeros for every matrix, also where the model has none."""
-        for name in self._shapes:
-            self._shards.pass_over_zeros(f"{name.removesuffix(WEIGHT)}.bias")
+    def _fill(self, copy: Copy, count: Callable[[int], None], name: str, target: Tensor) -> None:
+        if not self._shard.holds(name):
+            target.zero_()
+        elif (stored := self._stored(name)) is not None:
+            target.copy_(stored.weights())
+        else:
+            copy(name, target, self._cut_of(name))
+        self._finite.note(name, target)
+        count(target.nbytes)
 
-    def is_plain(self, name: str) -> bool:
-        """Whether the folder stores a tensor as numbers, one for each of its elements."""
-        return self._layout_of(name) is None
+    def _find(self, count: Callable[[int], None], name: str) -> StoredMatrix | None:
+        found = self._stored(name)
+        if found is not None:
+            if found.codes.is_floating_point():
+                self._finite.note(name, found.codes)
+            count(found.codes.numel() * self._dtype.itemsize)
+        return found
 
-    def find(self, name: str, cut: Cut | None = None) -> StoredMatrix | None:
-        """A checked matrix, or a stretch of it, on the device; None if it is stored plain."""
+    def _stored(self, name: str) -> StoredMatrix | None:
+        """This rank's part of a checked matrix, on the device; None if it is stored plain."""
         layout = self._layout_of(name)
         if layout is None:
             return None
         tensors = StoredTensors(self._shards, name.removesuffix(WEIGHT), self._device)
-        return layout.read(tensors, window_of(cut, *self._shapes[name]))
+        return layout.read(tensors, window_of(self._cut_of(name), *self._shapes[name]))
 
     def _layout_of(self, name: str) -> Layout | None:
         is_matrix = name.endswith(("proj.weight", "lm_head.weight"))
         holds = is_matrix and self._layout is not None and self._layout.holds(name.removesuffix(WEIGHT))
         return self._layout if holds else None
-
-
-class WeightLoad:
-    """One load of a rank's part of a model whose tensors have been checked."""
-
-    def __init__(
-        self,
-        shards: Shards,
-        stored: StoredMatrices,
-        spec: ModelSpec,
-        shard: Shard,
-        dtype: torch.dtype,
-        count: Callable[[int], None],
-        copy: Copy,
-    ) -> None:
-        """`count` is told the bytes of what was read, in the model's precision. `copy` copies plain tensors."""
-        self._shards = shards
-        self._stored = stored
-        self._spec = spec
-        self._shard = shard
-        self._dtype = dtype
-        self._count = count
-        self._copy = copy
-        self._finite = FiniteCheck()
-        self.source = MatrixSource(self._fill, self._find, self._cut_of)
-
-    def check_finite(self) -> None:
-        """Raise if a tensor that was read has NaN or infinity; waits for the device."""
-        for name in self._finite.not_finite():
-            raise self._shards.not_finite_error(name, self._dtype)
-
-    def _fill(self, name: str, target: Tensor) -> None:
-        if not self._shard.holds(name):
-            target.zero_()
-        elif (stored := self._stored.find(name, self._cut_of(name))) is not None:
-            target.copy_(stored.weights())
-        else:
-            self._copy(name, target, self._cut_of(name))
-        self._finite.note(name, target)
-        self._count(target.nbytes)
-
-    def _find(self, name: str) -> StoredMatrix | None:
-        found = self._stored.find(name, self._cut_of(name))
-        if found is not None:
-            if found.codes.is_floating_point():
-                self._finite.note(name, found.codes)
-            self._count(found.codes.numel() * self._dtype.itemsize)
-        return found
 
     def _cut_of(self, name: str) -> Cut | None:
         return self._shard.cut(name, self._spec)
@@ -156,7 +166,7 @@ class Weights:
 
 def weight_bytes(spec: ModelSpec, dtype: torch.dtype, shard: Shard = WHOLE, maker: MatrixMaker | None = None) -> int:
     """The size of a model's weights, or of a rank's part of them, in the form that the maker gives them."""
-    plain = _build(spec, torch.device("meta"), dtype, MatrixSource(lambda *_: None), shard=shard).size_bytes
+    plain = _build(spec, META, dtype, MatrixSource(lambda *_: None), shard=shard).size_bytes
     return plain if maker is None else plain - _saved_bytes(shard.local(spec), dtype, maker)
 
 
@@ -188,38 +198,16 @@ def load_weights(
     `spec` is the whole model's. A rank reads only its part. With a copier, threads read tensors ahead into a ring.
     """
     with Shards(folder) as shards:
-        stored = StoredMatrices(shards, read_layout(folder), device)
-        _build(spec, torch.device("meta"), dtype, MatrixSource(stored.check))
-        stored.pass_over_biases()
-        shards.check_all_known()
+        load = WeightLoad(shards, read_layout(folder), spec, shard, device, dtype)
+        load.check()
         title, size = f"Loading {folder.name}", weight_bytes(spec, dtype, shard)
         with Progress(title, size, BYTES, quiet) as progress, ExitStack() as stack:
             copy, copier = shards.copy, copier_for(device)
             if copier is not None:
-                copy = stack.enter_context(_read_ahead(shards, stored, spec, shard, copier, ring)).copy
-            reading = WeightLoad(shards, stored, spec, shard, dtype, progress.update, copy)
-            weights = _build(spec, device, dtype, reading.source, fused, maker, shard)
-            reading.check_finite()
+                copy = stack.enter_context(WeightRing(load.places(), copier, ring, shards.copy)).copy
+            weights = _build(spec, device, dtype, load.source(copy, progress.update), fused, maker, shard)
+            load.check_finite()
             return weights
-
-
-def _read_ahead(
-    shards: Shards, stored: StoredMatrices, spec: ModelSpec, shard: Shard, copier: PinnedCopier, ring: RingSetup
-) -> WeightRing:
-    """Reads of all tensors whose bytes a rank copies as they lie in a file, in the order in which they are built.
-
-    Biases stay out: they are small, and a maker asks for them before the weights, not behind them.
-    """
-    places: dict[str, FileRange] = {}
-
-    def note(name: str, target: Tensor) -> None:
-        if not name.endswith(".bias") and stored.is_plain(name):
-            place = shards.place(name, shard.cut(name, spec))
-            if place is not None and place.numbers == target.numel():
-                places[name] = place
-
-    _build(spec, torch.device("meta"), torch.float32, MatrixSource(note), shard=shard)
-    return WeightRing(places, copier, ring, shards.copy)
 
 
 def dummy_weights(
