@@ -28,7 +28,6 @@ BORDERS = {
     "engine/lora/files/checks.py": "an adapter that cannot be checked is refused, and the others are known",
     "engine/lora/loader.py": "a thread copies adapters, and one that cannot be copied must not end it",
     "engine/lora/host.py": "threads read an adapter together, and the thread that waits raises an error",
-    "engine/build.py": "a thread compiles, and the thread that joins it raises its error",
     "engine/weights/read_ahead.py": "a thread reads weights, and the thread that takes them raises its error",
     "engine/folders/hub.py": "a hub's library fails in ways that it does not list",
     "text/tokenizer.py": "two libraries fail in ways that they do not list",
