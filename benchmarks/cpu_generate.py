@@ -37,7 +37,7 @@ from rota.core.events import Event, Finished, Produced
 from rota.core.ids import RequestId
 from rota.core.request import Request
 from rota.engine.build import build_engine
-from rota.engine.cpu.processor import this_processor
+from rota.engine.cpu import this_processor
 from rota.engine.folders.builtin import builtin_model_folder, builtin_source
 from rota.engine.precision import choose_dtype
 from rota.runtime.service import InProcessService

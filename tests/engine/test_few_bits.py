@@ -9,7 +9,7 @@ import torch
 
 from rota.core.config import ModelConfig
 from rota.core.errors import ConfigError
-from rota.engine.cpu.processor import Processor
+from rota.engine.cpu import Processor
 from rota.engine.precision import choose_maker
 from rota.engine.quantised.maker import MatrixMaker
 from rota.engine.quantised.matrices import FourBit, GroupsFile

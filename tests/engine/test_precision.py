@@ -9,7 +9,7 @@ import torch
 
 from rota.core.config import ModelConfig
 from rota.core.errors import ConfigError
-from rota.engine.cpu.processor import Processor
+from rota.engine.cpu import Processor
 from rota.engine.precision import can_compute, choose_dtype, choose_quantization
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

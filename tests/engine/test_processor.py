@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from rota.engine.cpu import processor
-from rota.engine.cpu.processor import slowdown, this_processor
+from rota.engine import cpu
+from rota.engine.cpu import slowdown, this_processor
 from tests.processes import run_program
 
 X86 = platform.machine() in ("x86_64", "AMD64")
-SAY = "from rota.engine.cpu.processor import this_processor as p; print(len(p().multiplies), p().four_bit)"
+SAY = "from rota.engine.cpu import this_processor as p; print(len(p().multiplies), p().four_bit)"
 
 
 def acted(**limits: str) -> str:
@@ -38,7 +38,7 @@ def test_an_arm_processor_with_dot_products_has_a_quick_product_in_four_bits():
 
 
 def test_an_emulated_precision_is_not_taken_for_arithmetic_whatever_the_library_says(monkeypatch):
-    monkeypatch.setattr(processor, "slowdown", lambda _: 2.3)
+    monkeypatch.setattr(cpu, "slowdown", lambda _: 2.3)
     this_processor.cache_clear()
     try:
         assert this_processor().multiplies == frozenset()
@@ -49,8 +49,8 @@ def test_an_emulated_precision_is_not_taken_for_arithmetic_whatever_the_library_
 
 def test_without_onednn_nothing_is_found_faster_than_float32(monkeypatch):
     """torch switches oneDNN off after a product that it cannot do. Then float32 is slow, which proves nothing."""
-    monkeypatch.setattr(processor, "slowdown", lambda _: 0.5)
-    processor.do_without_onednn()
+    monkeypatch.setattr(cpu, "slowdown", lambda _: 0.5)
+    cpu.do_without_onednn()
     this_processor.cache_clear()
     try:
         assert this_processor().multiplies == frozenset()

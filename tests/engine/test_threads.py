@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rota.engine.autotune import AutotuneCache
-from rota.engine.cpu.threads import FEW_TOKENS, Threads, choose_threads, set_threads
+from rota.engine.cpu import FEW_TOKENS, Threads, choose_threads, set_threads
 
 
 def never(_tokens: int, _threads: int) -> float:

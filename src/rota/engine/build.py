@@ -13,14 +13,13 @@ import torch
 
 from rota.core.capacity import Capacity
 from rota.core.config import EngineConfig
-from rota.engine.attention.protocol import Attention
 from rota.engine.attention.torch_attention import TorchAttention
 from rota.engine.autotune import AutotuneCache, StageRecorder
 from rota.engine.choices import Choices, choose, choose_bank, extra_bytes, sharers, unpacks
-from rota.engine.cpu.threads import Threads, choose_threads, set_threads
+from rota.engine.cpu import Threads, choose_threads, set_threads
 from rota.engine.device import device_memory, free_memory
 from rota.engine.engine import Engine
-from rota.engine.families.decoder import Kernels
+from rota.engine.families.decoder import Attention, Kernels
 from rota.engine.families.table import make_model
 from rota.engine.kv_cache import CacheShape, KVCache, count_blocks
 from rota.engine.lora.adapters import Adapters, Project

@@ -12,7 +12,7 @@ import torch
 from rota.core.adapter import Extra
 from rota.core.config import EngineConfig, FirstAdapters, ModelConfig
 from rota.core.errors import ConfigError
-from rota.engine.cpu.processor import this_processor
+from rota.engine.cpu import this_processor
 from rota.engine.device import (
     DeviceMemory,
     choose_backend,

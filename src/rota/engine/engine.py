@@ -21,7 +21,7 @@ from rota.core.request import SamplingParams
 from rota.core.stages import Stage
 from rota.engine.autotune import StageRecorder
 from rota.engine.computation import Computation
-from rota.engine.cpu.threads import Threads
+from rota.engine.cpu import Threads
 from rota.engine.drawing import Drawing, DrawnStep, Ticket
 from rota.engine.families.decoder import Decoder
 from rota.engine.kv_cache import KVCache

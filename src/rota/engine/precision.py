@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from rota.core.config import ModelConfig
 from rota.core.errors import ConfigError
-from rota.engine.cpu.processor import Processor, do_without_onednn, slowdown
+from rota.engine.cpu import Processor, do_without_onednn, slowdown
 from rota.engine.model.spec import DTYPES
 from rota.engine.quantised.maker import MatrixMaker
 from rota.engine.quantised.matrices import FourBit, GroupsFile, Kind

@@ -5,13 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rota.engine.attention.protocol import Attention
 from rota.engine.layer_cache import LayerCache
 from rota.engine.lora.deferred import Output, closed
 from rota.engine.lora.embed_head import EmbedHead
@@ -43,6 +42,19 @@ OPEN_BESIDE_PROMPTS = frozenset({"gate_up"})
 # Weights of the norm over each query head and of the norm over each key head, and their epsilon.
 HeadNorms = tuple[Tensor, Tensor, float]
 QUERY_NORM, KEY_NORM = "self_attn.q_norm", "self_attn.k_norm"
+
+
+class Attention(Protocol):
+    """Attention over the paged cache; keys and values of the step's own tokens are already written.
+
+    query [tokens, heads, head_dim]; returns its shape and precision.
+    `window` is a layer's: how many tokens a query sees at most, its own included; 0: all before it. What lies before
+    every query's window is not read.
+    """
+
+    def decode(self, query: Tensor, cache: LayerCache, step: DeviceStep, window: int = 0) -> Tensor: ...
+
+    def prefill(self, query: Tensor, cache: LayerCache, step: DeviceStep, window: int = 0) -> Tensor: ...
 
 
 # (projection, x, layer, site, batch): a product at a site of a layer, plus what each token's adapter adds.

@@ -14,7 +14,7 @@ from rota.core.adapter import Extra
 from rota.engine.device import zeros
 from rota.engine.lora.base import BaseEmbedHead
 from rota.engine.lora.copies import copy_lines
-from rota.engine.lora.gain_bias import GainBias, apply_gain_bias, empty_gain_bias
+from rota.engine.lora.gain_bias import SlotGainBias, apply_gain_bias
 from rota.engine.lora.host import EmbedHeadFactors, HostAdapter
 from rota.engine.lora.layout import SiteFactors
 from rota.engine.model.sites import SiteShape
@@ -125,6 +125,7 @@ class EmbedHeadBank:
         }
         self.embedding: SiteFactors | None = None
         self.head: SiteFactors | None = None
+        self._gain_bias: dict[Extra, SlotGainBias] = {}
         self.extras = Extra.NONE
         self.own: OwnMatrices | None = None
         if base.matrices:
@@ -149,7 +150,8 @@ class EmbedHeadBank:
         factors = former or self._make[end]()
         if not has_gain_bias or factors.gain_bias is not None:
             return factors
-        return replace(factors, gain_bias=empty_gain_bias(self._slots, factors.shape.outputs, self._device))
+        made = self._gain_bias[end] = SlotGainBias((factors.shape,), self._slots, 1, self._device)
+        return replace(factors, gain_bias=made.at(0, 0))
 
     def _factors(self, name: str, inputs: int, a: tuple[int, int], outputs: int) -> SiteFactors:
         slots, dtype, device = self._slots, self._dtype, self._device
@@ -166,31 +168,23 @@ class EmbedHeadBank:
         """Replace the slot's factors and matrices, or leave it without; queued as the bank's copies are."""
         if self.own is not None:
             self.own.copy_in(slot, adapter, matrices)
-        if self.embedding is not None:
-            _copy(self.embedding, slot, None if adapter is None else adapter.embedding, is_looked_up=True)
-        if self.head is not None:
-            _copy(self.head, slot, None if adapter is None else adapter.head, is_looked_up=False)
+        for end, factors, own in (
+            (Extra.EMBEDDING, self.embedding, None if adapter is None else adapter.embedding),
+            (Extra.HEAD, self.head, None if adapter is None else adapter.head),
+        ):
+            if factors is not None:
+                self._copy(end, factors, slot, own)
 
-
-def _copy(factors: SiteFactors, slot: int, own: EmbedHeadFactors | None, is_looked_up: bool) -> None:
-    rank = 0 if own is None else len(own.b)
-    if own is not None:
-        a = factors.a[slot]
-        (a[:, :rank] if is_looked_up else a[:rank]).copy_(own.a, non_blocking=True)
-        factors.b[slot, :rank].copy_(own.b, non_blocking=True)
-    factors.ranks[slot] = rank
-    if factors.gain_bias is not None:
-        _copy_gain_bias(factors.gain_bias, slot, None if own is None else own.gain_bias)
-
-
-def _copy_gain_bias(gain_bias: GainBias, slot: int, own: Tensor | None) -> None:
-    gain, shift = gain_bias.numbers[slot]
-    if own is not None:
-        gain_bias.numbers[slot].copy_(own, non_blocking=True)
-    else:
-        gain.fill_(1.0)
-        shift.zero_()
-    gain_bias.has_gain_bias[slot] = own is not None
+    def _copy(self, end: Extra, factors: SiteFactors, slot: int, own: EmbedHeadFactors | None) -> None:
+        rank = 0 if own is None else len(own.b)
+        if own is not None:
+            a = factors.a[slot]
+            (a[:, :rank] if end is Extra.EMBEDDING else a[:rank]).copy_(own.a, non_blocking=True)
+            factors.b[slot, :rank].copy_(own.b, non_blocking=True)
+        factors.ranks[slot] = rank
+        if end in self._gain_bias:
+            own_run = None if own is None or own.gain_bias is None else own.gain_bias.view(1, -1)
+            self._gain_bias[end].copy_in(slot, own_run)
 
 
 class EmbedHead:

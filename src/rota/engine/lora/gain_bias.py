@@ -35,13 +35,6 @@ class GainBias:
     has_gain_bias: Tensor  # [slots] bool: which slots have an adapter with gains and biases
 
 
-def empty_gain_bias(slots: int, outputs: int, device: torch.device) -> GainBias:
-    """Of one site, for slots without gains and biases."""
-    numbers = torch.zeros(slots, 2, outputs, device=device)
-    numbers[:, 0] = 1.0
-    return GainBias(numbers, torch.zeros(slots, dtype=torch.bool, device=device))
-
-
 class SlotGainBias:
     """The gains and biases of all slots on the device."""
 

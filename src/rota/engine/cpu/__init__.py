@@ -1,1 +1,0 @@
-"""The CPU: what it computes in hardware, and how many threads a step uses."""
