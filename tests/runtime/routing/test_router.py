@@ -25,7 +25,7 @@ from rota.core.events import (
     SlotState,
 )
 from rota.core.ids import BASE, AdapterId, RequestId, Slot
-from rota.policy.routing import RouteReason, RoutingChoice
+from rota.policy.routing import RouteReason
 from rota.runtime.replicas.router import Router, Rule
 from tests.builders import request
 from tests.counting import calls_in
@@ -113,7 +113,7 @@ def test_a_prompt_goes_where_its_beginning_was_computed_until_the_cache_is_gone(
 
     assert ask(blind, "again", prompt=(*text, 1)) == 1
     assert ask(router, "again", prompt=(*text, 1)) == 0
-    assert router.choice_of(RequestId("again")).reason is RouteReason.CACHED_PREFIX  # type: ignore[union-attr]
+    assert router.routed[0, RouteReason.CACHED_PREFIX] == 1
     router.note_events(0, [CacheFlushed(0.0, 9)])
     assert ask(router, "once more", prompt=(*text, 2)) == 1
 
@@ -126,7 +126,7 @@ def test_a_crowded_replica_is_left_for_one_with_slots_to_spare():
     router.note_events(0, [in_slot(1, 0), in_slot(2, 1), in_slot(1, 0, state=SlotState.EMPTY, reason=SlotReason.IDLE)])
     router.note_events(0, [in_slot(3, 0)])
     for number in (2, 3, 4):
-        router.note_message(0, request(f"busy{number}", adapter=AdapterId(number), max_new_tokens=9))
+        router.book(0, request(f"busy{number}", adapter=AdapterId(number), max_new_tokens=9))
 
     assert ask(router, "new", adapter=5) == 1
     assert ask(router, "own", adapter=4) == 1, "its own adapter has to pause there too"
@@ -140,7 +140,7 @@ def test_a_replica_that_is_down_takes_nothing_and_comes_back_empty():
 
     assert router.replica_of(RequestId("lost")) is None
     assert [ask(router, f"r{number}", adapter=7) for number in range(20)] == [1] * 20
-    assert router.choice_of(RequestId("r0")).reason is RouteReason.ONLY_ONE  # type: ignore[union-attr]
+    assert router.routed[1, RouteReason.ONLY_ONE] == 20
     late = Produced(at=0.0, request_ids=(RequestId("lost"),), tokens=(7,), step_s=0.01)
     router.note_events(0, [late, finished("lost"), EngineRestarted(at=0.0, reason="it died"), in_host(8)])
     router.note_up(0)
@@ -164,10 +164,10 @@ def test_the_shortest_queue_is_taken_whatever_replicas_hold(busy, replica, reaso
     router.note_events(0, [in_host(7), in_slot(7)])
     for number, requests in enumerate(busy):
         for place in range(requests):
-            router.note_message(number, request(f"busy{number}-{place}"))
+            router.book(number, request(f"busy{number}-{place}"))
     ask(router, "next", adapter=7)
 
-    assert router.choice_of(RequestId("next")) == RoutingChoice(replica, reason)
+    assert router.routed == {(replica, reason): 1}
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -219,7 +219,7 @@ def test_requests_for_the_base_model_take_no_slot_from_adapters():
     router.note_events(0, [in_slot(1, 0), in_slot(2, 1), in_slot(1, 0, state=SlotState.EMPTY, reason=SlotReason.IDLE)])
     router.note_events(0, [in_slot(3, 0), in_host(2), in_host(3)])
     for number, adapter in enumerate((2, 3, 0)):
-        router.note_message(0, request(f"busy{number}", adapter=AdapterId(adapter), max_new_tokens=1))
+        router.book(0, request(f"busy{number}", adapter=AdapterId(adapter), max_new_tokens=1))
 
     assert router._columns._crowd[:, 0].tolist() == [0.25, 0.0], "two adapters on two slots: only a third would wait"
 
@@ -316,7 +316,7 @@ def test_when_all_requests_have_ended_nothing_is_left_of_them(acts, replicas):
         if (replica := router.replica_of(RequestId(f"r{number}"))) is not None:
             router.note_events(replica, [finished(f"r{number}")])
 
-    assert not router._choices
+    assert not router._at
     for books in router._replicas:
         assert (books.open_tokens, books.busy, list(books.open_requests)) == (0, {}, [])
 
@@ -347,7 +347,7 @@ def test_what_is_known_of_adapters_is_bounded_by_what_replicas_hold():
         router.note_events(replica, [*seated, finished(f"r{number}"), *left])
 
     books = router._replicas[0]
-    kept = [books.busy, books._resident, books._reading, books._open, router._choices]
+    kept = [books.busy, books._resident, books._reading, books._open, router._at]
     assert [len(one) for one in kept] == [0] * len(kept)
     assert router._columns.rows == 0
 

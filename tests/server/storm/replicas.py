@@ -109,7 +109,7 @@ class SteppedReplicas:
     def owes(self) -> list[Any]:
         """What the replicas owe, and what the desk still knows of requests and adapters."""
         desk = self.joint._desk
-        known = [desk._at, desk._ended, desk._removals, desk._adapters._entries, desk._router._choices]
+        known = [desk._at, desk._ended, desk._removals, desk._adapters._entries, desk._router._at]
         return [*(one for replica in self.replicas for one in replica.owes), *(one for some in known for one in some)]
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -42,6 +42,7 @@ from rota.core.messages import (
     ServedElsewhere,
 )
 from rota.core.request import Request
+from rota.policy.routing import RoutingChoice
 from rota.runtime.replicas.adapters import ReplicaAdapters
 from rota.runtime.replicas.roster import LIVING, Roster
 from rota.runtime.replicas.router import Router
@@ -180,33 +181,29 @@ class ReplicaDesk:
     def _dispatch(self, request: Request) -> None:
         """Send a request to the replica that the router chooses. Raises RequestError if all are down."""
         for _ in range(len(self._roster)):
-            replica = self._choose(request)
-            if self._roster.tell(replica, request):
-                self._at[request.request_id] = replica
-                self._quotas.send(request, replica)
-                self._note_route(request.request_id)
+            choice = self._choose(request)
+            if self._roster.tell(choice.replica, request):
+                self._at[request.request_id] = choice.replica
+                self._quotas.send(request, choice.replica)
+                reason, number = choice.reason.name.lower(), EngineId(choice.replica)
+                at = self._now()
+                self._routes.append(Routed(request_id=request.request_id, at=at, reason=reason, engine_id=number))
                 return
             self._roster.look()  # the replica went down between the last look and the message
         raise refuse(self._roster.why_none())
 
-    def _note_route(self, request_id: RequestId) -> None:
-        if choice := self._router.choice_of(request_id):
-            reason, engine_id = choice.reason.name.lower(), EngineId(choice.replica)
-            self._routes.append(Routed(request_id=request_id, at=self._now(), reason=reason, engine_id=engine_id))
-
-    def _choose(self, request: Request) -> int:
+    def _choose(self, request: Request) -> RoutingChoice:
         self._look()
         if not self._up:
             raise refuse(self._roster.why_none())
         lacking = self._adapters.lacking(request.adapter_id, self._up)
         if len(lacking) < len(self._up):
-            return self._router.route(request, self._now(), lacking).replica
+            return self._router.route(request, self._now(), lacking)
         # None that is up could read the adapter. One that starts may; else any of them refuses it with the reason.
         starting = self._roster.starting()
         having = {*starting} - {*self._adapters.lacking(request.adapter_id, starting)}
-        replica = min(having or self._up, key=lambda one: (self._open_at(one), one))
-        self._router.note_message(replica, request)
-        return replica
+        open_at = Counter(self._at.values())
+        return self._router.book(min(having or self._up, key=lambda one: (open_at[one], one)), request)
 
     def _look(self) -> None:
         """Tell the router which replicas take requests."""
@@ -337,9 +334,6 @@ class ReplicaDesk:
         return events
 
     # ── replicas ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _open_at(self, replica: int) -> int:
-        return sum(one == replica for one in self._at.values())
 
     def _pass_on(self, request_id: RequestId, message: Message) -> bool:
         """Send a message to the replica of a request; False if no replica has it."""

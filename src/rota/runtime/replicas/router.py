@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from rota.core.errors import Fault, FaultCode, RequestError
 from rota.core.events import CacheFlushed, EngineRestarted, Event, Finished
 from rota.core.ids import BASE, RequestId
-from rota.core.messages import Message
 from rota.core.request import Request
 from rota.policy.routing import Prices, RouteReason, RoutingChoice
 from rota.runtime.replicas.replica_state import FIRST_FETCH_S, FIRST_LOAD_S, SHARE, Columns, Mean, Pace, ReplicaBooks
@@ -102,7 +101,7 @@ class Router:
         self._columns = Columns(replicas)
         self._replicas = [self._books(number) for number in range(replicas)]
         self._prefixes = PrefixIndex() if has_prefix_cache and rule == "adapters" else None
-        self._choices: dict[RequestId, RoutingChoice] = {}  # of open requests
+        self._at: dict[RequestId, int] = {}  # the replica of each open request
         self._last = -1  # the replica that took the last request
         self._answer_tokens = FIRST_ANSWER_TOKENS
 
@@ -127,8 +126,7 @@ class Router:
                 self._columns.set_up(number, True)
 
     def _route(self, request: Request) -> RoutingChoice:
-        if before := self._choices.pop(request.request_id, None):
-            self._replicas[before.replica].end(request.request_id)
+        self._unbook(request.request_id)
         answer_tokens, prefix_tokens = self._expected_tokens(request), 0
         if self._rule == "adapters":
             choice, prefix_tokens = self._cheapest(request, answer_tokens)
@@ -140,24 +138,20 @@ class Router:
             raise RequestError(Fault(FaultCode.ENGINE_DIED, "No replica is up; try again in a minute."))
         self._last = choice.replica
         self.routed[choice.replica, choice.reason] += 1
-        self._choices[request.request_id] = choice
+        self._at[request.request_id] = choice.replica
         self._replicas[choice.replica].book(request, answer_tokens, prefix_tokens)
         return choice
 
-    def choice_of(self, request_id: RequestId) -> RoutingChoice | None:
-        """Where an open request is, and why."""
-        return self._choices.get(request_id)
-
     def replica_of(self, request_id: RequestId) -> int | None:
         """Where an open request is."""
-        choice = self._choices.get(request_id)
-        return None if choice is None else choice.replica
+        return self._at.get(request_id)
 
-    def note_message(self, replica: int, message: Message) -> None:
-        """A replica was sent a message. A request that was routed is booked already."""
-        if isinstance(message, Request) and message.request_id not in self._choices:
-            self._choices[message.request_id] = RoutingChoice(replica, RouteReason.ONLY_ONE)
-            self._replicas[replica].book(message, self._expected_tokens(message))
+    def book(self, replica: int, request: Request) -> RoutingChoice:
+        """A request that is not routed here goes to this replica."""
+        self._unbook(request.request_id)
+        self._at[request.request_id] = replica
+        self._replicas[replica].book(request, self._expected_tokens(request))
+        return RoutingChoice(replica, RouteReason.ONLY_ONE)
 
     def note_events(self, replica: int, events: Sequence[Event]) -> None:
         for event in events:
@@ -181,13 +175,17 @@ class Router:
     def _books(self, number: int) -> ReplicaBooks:
         return ReplicaBooks(number, self._pace, self._load, self._fetch, self._columns)
 
+    def _unbook(self, request_id: RequestId) -> None:
+        if (before := self._at.pop(request_id, None)) is not None:
+            self._replicas[before].end(request_id)
+
     def _note_end(self, event: Finished) -> None:
-        if self._choices.pop(event.request_id, None) and event.output_tokens:
+        if self._at.pop(event.request_id, None) is not None and event.output_tokens:
             self._answer_tokens += SHARE * (event.output_tokens - self._answer_tokens)
 
     def _forget(self, replica: int) -> None:
         for request_id in self._replicas[replica].open_requests:
-            self._choices.pop(request_id, None)
+            self._at.pop(request_id, None)
         if self._prefixes is not None:
             self._prefixes.forget(replica)
 
