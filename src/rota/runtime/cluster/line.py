@@ -185,6 +185,7 @@ class GuardedLine:
         self, context: zmq.Context[zmq.Socket[bytes]], on_lost: Callable[[], None], linger_s: float = 0.0
     ) -> None:
         self._keys, self._on_lost = KeyPair.new(), on_lost
+        self.public_key = self._keys.public
         self.inbox = open_socket(context, zmq.PULL)
         self.outlet = open_socket(context, zmq.PUSH, linger_s)
         self._log, self._visitors = StrangerLog(), Visitors()
@@ -198,10 +199,6 @@ class GuardedLine:
         self._bell, self._ringer = sockets.socketpair()
         self._thread = threading.Thread(target=self._keep, name="rota-guard", daemon=True)
         self._thread.start()
-
-    @property
-    def public_key(self) -> str:
-        return self._keys.public
 
     def listen(self, host: str) -> str:
         """Take a free port, and return its address; no peer is let in yet."""
