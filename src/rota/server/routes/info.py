@@ -27,9 +27,6 @@ from rota.server.queries import PAUSED
 from rota.server.route import list_response
 from rota.server.routes.operators import quarantine_body
 
-# ── info ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-# What clients and platforms ask first: which models a request may name, and whether the server lives and is ready.
-
 # ── models ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 # GET /v1/models lists the models that a request may name, the base model first.
 
@@ -126,9 +123,6 @@ def _standstills(state: ServiceState) -> list[str]:
     return [f"Engine {one.engine_id}: {one.standstill.sentence(now)}" for one in state.engines if one.standstill]
 
 
-# ── server info ─────────────────────────────────────────────────────────────────────────────────────────────────────
-# GET /server_info shows the server's capacity, its adapters, and each of its engines.
-
 # ── vllm config ─────────────────────────────────────────────────────────────────────────────────────────────────────
 # What vLLM's clients read of a server's config, in vLLM's names.
 
@@ -158,6 +152,10 @@ def vllm_config(base: Adapter, capacity: Capacity | None) -> dict[str, Any]:
         "cache_config": {"block_size": capacity.block_size, "cache_dtype": capacity.kv_dtype},
         "lora_config": {"max_lora_rank": capacity.slot_rank, "max_loras": capacity.slots} if capacity.slots else None,
     }
+
+
+# ── server info ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# GET /server_info shows the server's capacity, its adapters, and each of its engines.
 
 
 class ServerInfoBody(BaseModel):
