@@ -27,6 +27,7 @@ from rota.core.events import (
 )
 from rota.core.ids import BASE, EngineId
 from rota.core.standstill import StoodStill
+from rota.observe.meters import count
 from rota.observe.metric_table import METRICS
 from rota.observe.metrics import Metrics
 from tests.observe.scraped import scrape
@@ -278,8 +279,8 @@ def test_a_whole_scrape_has_exactly_the_names_kinds_and_labels_of_the_table():
     metrics.routed(["r1"], "legal", "legal@2")
     metrics.observe([finished("r1")])
     metrics.traffic.weigh("legal", {"legal@2": 1.0})
-    metrics.traffic.rolled_back("unloaded")
-    metrics.traffic.shadowed("dropped")
+    count(metrics.traffic.rollbacks, "unloaded")
+    count(metrics.traffic.shadows, "dropped")
     metrics.observe(
         [
             DrainChanged(at=1.0, victim=1, beneficiary=2, state=DrainState.STARTED),

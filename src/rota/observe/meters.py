@@ -150,6 +150,7 @@ class Labelled(Protocol):
     label: str
     open: int  # requests that have not ended
     used_at: float
+    outcomes: dict[str, int]  # of those that have
 
 
 Meters = TypeVar("Meters", bound=Labelled)
@@ -194,6 +195,17 @@ class Places(Generic[Meters]):
             meters = self._taken[label] = self._make(label)
         self.touch(meters, at)
         return meters
+
+    def begin(self, label: str, at: float) -> Meters:
+        """A request begins: the meters that count it to its end."""
+        meters = self.take(label, at)
+        meters.open += 1
+        return meters
+
+    def end(self, meters: Meters, outcome: str, at: float) -> None:
+        meters.open -= 1
+        self.touch(meters, at)
+        count(meters.outcomes, outcome)
 
     def touch(self, meters: Meters, at: float) -> None:
         meters.used_at = at
@@ -325,25 +337,13 @@ class TrafficMeters:
         return found[:MOST_TARGETS]
 
     def asked(self, name: str, target: str, at: float) -> TargetMeters:
-        meters = self._targets.take(f"{name}{_BETWEEN}{target}", at)
-        meters.open += 1
-        return meters
+        return self._targets.begin(f"{name}{_BETWEEN}{target}", at)
 
-    def ended(self, meters: TargetMeters, outcome: str, ttft_s: float | None, at: float) -> None:
-        meters.open -= 1
-        self._targets.touch(meters, at)
-        count(meters.outcomes, outcome)
-        if ttft_s is not None:
-            meters.ttft.add(ttft_s)
+    def ended(self, meters: TargetMeters, outcome: str, at: float) -> None:
+        self._targets.end(meters, outcome, at)
 
     def weigh(self, name: str, weights: Mapping[str, float]) -> None:
         """The weights of a name's targets; empty: the name has no route."""
         self._weights.pop(name, None)
         if weights:
             self._weights[name] = weights
-
-    def rolled_back(self, cause: str) -> None:
-        count(self.rollbacks, cause)
-
-    def shadowed(self, outcome: str) -> None:
-        count(self.shadows, outcome)

@@ -116,9 +116,7 @@ class Metrics:
 
     def asked(self, request_id: RequestId, adapter: AdapterId, at: float, _tenant: str = "") -> None:
         label = self._labels[adapter] = self._label(adapter)
-        meters = self._places.take(label, at)
-        meters.open += 1
-        self.journeys[request_id] = Journey(adapter, label, at, meters)
+        self.journeys[request_id] = Journey(adapter, label, at, self._places.begin(label, at))
 
     def owned(
         self, request_ids: Iterable[RequestId], owner: str, call: str, tenant: str = "", trace: TraceHeaders = ()
@@ -131,8 +129,7 @@ class Metrics:
             if journey := self.journeys.get(request_id):
                 journey.owner, journey.call, journey.trace = owner, call, trace
                 if tenant:
-                    journey.key_meters = self._keys.take(tenant, journey.asked_at)
-                    journey.key_meters.open += 1
+                    journey.key_meters = self._keys.begin(tenant, journey.asked_at)
 
     def routed(self, request_ids: Iterable[RequestId], name: str, target: str) -> None:
         """Note the name whose traffic route chose the adapter of these open requests, and the target in it."""
@@ -194,31 +191,26 @@ class Metrics:
     def _finished(self, event: Finished) -> None:
         if (journey := self.journeys.pop(event.request_id, None)) is None:
             return
-        meters = journey.meters
-        meters.open -= 1
-        self._places.touch(meters, event.at)
-        count(meters.outcomes, _outcome(event))
-        if journey.key_meters:
-            self._finished_of_key(journey.key_meters, event, journey.admitted_at is not None)
-        if journey.target_meters:
-            ttft_s = None if journey.first_at is None else journey.first_at - journey.asked_at
-            self.traffic.ended(journey.target_meters, _outcome(event), ttft_s, event.at)
+        meters, of_key, of_target = journey.meters, journey.key_meters, journey.target_meters
+        outcome = event.fault.code.value if event.fault else event.reason.value
+        self._places.end(meters, outcome, event.at)
+        if of_key:
+            self._keys.end(of_key, outcome, event.at)
+        if of_target:
+            self.traffic.ended(of_target, outcome, event.at)
+            if journey.first_at is not None:
+                of_target.ttft.add(journey.first_at - journey.asked_at)
         if journey.admitted_at is not None:
             meters.prompt_tokens += event.prompt_tokens
             meters.cached_tokens += event.cached_tokens
+            if of_key:
+                of_key.prompt_tokens += event.prompt_tokens
         if event.reason in (FinishReason.STOP, FinishReason.LENGTH):
             meters.e2e.add(event.at - journey.asked_at)
         if event.fault and event.fault.code is FaultCode.UNKNOWN_ADAPTER:
             self._labels.pop(journey.adapter_id, None)  # the request came after the adapter's removal
         if self._on_end:
             self._on_end(event.request_id, journey, event)
-
-    def _finished_of_key(self, meters: KeyMeters, event: Finished, was_admitted: bool) -> None:
-        meters.open -= 1
-        self._keys.touch(meters, event.at)
-        count(meters.outcomes, _outcome(event))
-        if was_admitted:
-            meters.prompt_tokens += event.prompt_tokens
 
     # ── adapters ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -290,7 +282,3 @@ class Metrics:
         self._engine(event.engine_id).restarts += 1
         self._engine(event.engine_id).is_paused = False  # a new engine says so itself
         self.slots = {place: change for place, change in self.slots.items() if place[0] != event.engine_id}
-
-
-def _outcome(event: Finished) -> str:
-    return event.fault.code.value if event.fault else event.reason.value

@@ -15,7 +15,7 @@ from rota.core.ids import AdapterId, RequestId
 from rota.core.request import Request
 from rota.core.tenant import Tenant
 from rota.observe.journey import Journey
-from rota.observe.meters import TrafficMeters
+from rota.observe.meters import TrafficMeters, count
 from rota.runtime.registry import Registry
 from rota.server.adapters.manager import AdapterManager
 from rota.server.streams import CallReply
@@ -57,20 +57,20 @@ class Shadows:
         self._end_late()
         for request in requests:
             if len(self._open) >= max(1, self._rows() // ROWS_PER_COPY):
-                self.meters.shadowed("dropped")
+                count(self.meters.shadows, "dropped")
             else:
                 self._ask(_copy_of(request, shadow))
 
     def ended(self, request_id: RequestId, ending: Finished) -> None:
         """A request has ended, and may have been a copy."""
         if self._open.pop(request_id, None):
-            self.meters.shadowed(ending.fault.code.value if ending.fault else ending.reason.value)
+            count(self.meters.shadows, ending.fault.code.value if ending.fault else ending.reason.value)
 
     def _ask(self, request: Request) -> None:
         try:
             self._open[request.request_id] = (self._send(request), self._now())
         except RequestError as error:  # the service is down, and the real request has been told
-            self.meters.shadowed(error.fault.code.value)
+            count(self.meters.shadows, error.fault.code.value)
 
     def _end_late(self) -> None:
         """An engine that died may have taken copies along, and no client waits for them."""
@@ -79,7 +79,7 @@ class Shadows:
                 break
             del self._open[request_id]
             reply.close()
-            self.meters.shadowed("dropped")
+            count(self.meters.shadows, "dropped")
 
 
 def _copy_of(request: Request, shadow: Adapter) -> Request:
@@ -267,7 +267,7 @@ class Traffic:
             before = replace(route)
             route.roll_back(reason, self._now())
             self._release(before)
-            self.meters.rolled_back(cause)
+            count(self.meters.rollbacks, cause)
             self.meters.weigh(route.name, route.split.weights)
             self._warn("A route was rolled back.", route, reason)
 
