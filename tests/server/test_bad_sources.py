@@ -19,11 +19,10 @@ from rota.server.adapters.manager import Locating
 from rota.sources.disk_cache import DiskCache
 from rota.sources.download import Download
 from rota.sources.hub import Hub
-from rota.sources.locator import Locator
 from rota.sources.object_store import ObjectStore
 from rota.sources.prefix import Prefix
 from rota.sources.source import Source
-from rota.sources.sources import FIRST_BYTES, Sources
+from rota.sources.sources import FIRST_BYTES, Locator, Sources
 from rota.text.tokenizer import Tokenizer
 from tests.engine.lora.adapter_factory import change_config, make_adapter
 from tests.engine.model_factory import make_tiny_model

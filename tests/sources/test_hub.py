@@ -13,9 +13,8 @@ from rota.core.lora_paths import LoraPath
 from rota.sources.address import parse_address
 from rota.sources.disk_cache import DiskCache
 from rota.sources.hub import Hub
-from rota.sources.locator import Locator
 from rota.sources.source import ChangedError, NothingError, SourceError, UnreachableError
-from rota.sources.sources import Sources
+from rota.sources.sources import Locator, Sources
 from tests.processes import run_program
 from tests.sources.hub_server import TOKEN, HubServer
 from tests.sources.shelf import adapter_files

@@ -17,9 +17,8 @@ from rota.core.lora_paths import LoraPath
 from rota.sources.address import Address, parse_address
 from rota.sources.disk_cache import DiskCache
 from rota.sources.download import MOST_VAIN, Download
-from rota.sources.locator import Locator
 from rota.sources.source import ChangedError, SourceError, SourceFile, UnreachableError
-from rota.sources.sources import FIRST_BYTES, Sources
+from rota.sources.sources import FIRST_BYTES, Locator, Sources
 from tests.sources.shelf import Shelf, adapter_files
 
 SIZE = sum(map(len, adapter_files().values()))

@@ -22,9 +22,8 @@ from rota.extensions import needed
 from rota.llm.adapter_room import AdapterRoom
 from rota.policy.policy_options import policy_config
 from rota.runtime.world import Device
-from rota.sources.locator import Locator
 from rota.sources.prefix import Prefix
-from rota.sources.sources import sources_for
+from rota.sources.sources import Locator, sources_for
 from rota.start import START
 
 ENGINE_CONFIGS = (ModelConfig, CacheConfig, SchedulerConfig, LoraConfig, PolicyConfig)

@@ -21,8 +21,8 @@ from rota.core.messages import AddAdapter, MoveRequests, RemoveAdapter
 from rota.observe.audit import OK, log_act
 from rota.runtime.registry import Registry
 from rota.runtime.service import Service
-from rota.sources.locator import Locator
 from rota.sources.source import UnreachableError
+from rota.sources.sources import Locator
 
 # ── adapter names ───────────────────────────────────────────────────────────────────────────────────────────────────
 # An adapter's name appears in lists, log lines and metrics, so it is short and printable.
