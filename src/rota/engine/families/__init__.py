@@ -1,1 +1,1 @@
-"""Model families, one file each: the spec, the layers, the forward pass, and what Rota cannot serve."""
+"""Model families: the spec, the layers, the forward pass, and what Rota cannot serve."""

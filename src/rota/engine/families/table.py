@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from rota.core.errors import ModelError
-from rota.engine.families import gemma3, granite, llama, mistral, olmo2, qwen2, qwen3
+from rota.engine.families import gemma3, granite, llama, olmo2
 from rota.engine.families.decoder import Decoder, Family, Kernels
 from rota.engine.model.config_file import ConfigFile
 from rota.engine.model.spec import ModelSpec
 from rota.engine.weights.load import Weights
 
 FAMILIES: dict[str, Family] = {
-    module.FAMILY.architecture: module.FAMILY for module in (llama, mistral, qwen2, qwen3, olmo2, granite, gemma3)
+    family.architecture: family for family in (*llama.FAMILIES, olmo2.FAMILY, granite.FAMILY, gemma3.FAMILY)
 }
 
 
