@@ -33,7 +33,7 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
 
 def test_weights_are_counted_as_taken_before_they_are_read(spec, monkeypatch):
     monkeypatch.setattr(choices, "device_memory", lambda *_, **__: DeviceMemory(80 * GIBIBYTE, 2 * GIBIBYTE))
-    memory = choices._memory_with_weights(spec, torch.bfloat16, GPU)
+    memory = choices._memory_with_weights(weight_bytes(spec, torch.bfloat16), GPU)
     assert memory == DeviceMemory(80 * GIBIBYTE, 2 * GIBIBYTE + weight_bytes(spec, torch.bfloat16))
     assert 15.9e9 < weight_bytes(spec, torch.bfloat16) < 16.2e9
 
@@ -41,4 +41,4 @@ def test_weights_are_counted_as_taken_before_they_are_read(spec, monkeypatch):
 def test_a_model_that_does_not_fit_is_told_so_and_not_that_its_adapters_do_not(spec, monkeypatch):
     monkeypatch.setattr(choices, "device_memory", lambda *_, **__: DeviceMemory(16 * GIBIBYTE, 2 * GIBIBYTE))
     with pytest.raises(ConfigError, match=r"weights take 153\d\d MiB, but only 14336 of the GPU's 16384 MiB are free"):
-        choices._memory_with_weights(spec, torch.bfloat16, GPU)
+        choices._memory_with_weights(weight_bytes(spec, torch.bfloat16), GPU)

@@ -13,7 +13,7 @@ from rota.engine.cpu import Processor
 from rota.engine.precision import choose_maker
 from rota.engine.quantised.maker import MatrixMaker
 from rota.engine.quantised.matrices import FourBit, GroupsFile
-from rota.engine.weights.layouts.awq import AwqLayout
+from rota.engine.weights.layouts.awq_gptq import AwqLayout
 from rota.engine.weights.layouts.fp8 import Float8Layout
 from rota.engine.weights.makers import EightBitFloats, FourBitCodes, FourBitGroups
 

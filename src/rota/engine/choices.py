@@ -47,7 +47,7 @@ from rota.engine.lora.packing import unturned_bytes
 from rota.engine.model.sites import site_shapes
 from rota.engine.model.spec import ModelSpec
 from rota.engine.parallel.group import RankGroup
-from rota.engine.parallel.shard import WHOLE, Shard
+from rota.engine.parallel.shard import Shard
 from rota.engine.precision import choose_dtype, choose_maker
 from rota.engine.quantised.maker import MatrixMaker
 from rota.engine.quantised.matrices import GroupsFile
@@ -123,7 +123,7 @@ def choose(config: EngineConfig) -> Choices:
         backend=backend,
         lora_backend=lora_backend,
         has_graphs=has_graphs,
-        memory=_memory_with_weights(whole, dtype, device, sharers(config), shard, maker),
+        memory=_memory_with_weights(weight_bytes(whole, dtype, shard, maker), device, sharers(config)),
     )
 
 
@@ -141,16 +141,8 @@ def sharers(config: EngineConfig) -> int:
     return config.model.replicas * config.local_ranks
 
 
-def _memory_with_weights(
-    spec: ModelSpec,
-    dtype: torch.dtype,
-    device: torch.device,
-    replicas: int = 1,
-    shard: Shard = WHOLE,
-    maker: MatrixMaker | None = None,
-) -> DeviceMemory:
-    """The device's memory once the weights are loaded."""
-    size = weight_bytes(spec, dtype, shard, maker)
+def _memory_with_weights(size: int, device: torch.device, replicas: int = 1) -> DeviceMemory:
+    """The device's memory once weights of so many bytes are loaded."""
     memory = device_memory(device, size, replicas=replicas)
     if device.type == "cpu":
         return memory

@@ -7,10 +7,9 @@ from pathlib import Path
 
 from rota.core.errors import ModelError
 from rota.engine.model.config_file import ConfigFile
-from rota.engine.weights.layouts.awq import read_awq
+from rota.engine.weights.layouts.awq_gptq import read_awq, read_gptq
 from rota.engine.weights.layouts.compressed import read_compressed
 from rota.engine.weights.layouts.fp8 import read_fp8
-from rota.engine.weights.layouts.gptq import read_gptq
 from rota.engine.weights.layouts.layout import Layout
 
 METHODS: dict[str, Callable[[ConfigFile], Layout]] = {
