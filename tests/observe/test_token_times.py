@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
 from rota.core.events import Event, Finished, FinishReason, Produced
@@ -41,7 +42,7 @@ def one_by_one(events: list[Event]) -> Recorder:
     for event in events:
         if isinstance(event, Produced):
             for request_id in event.request_ids:
-                recorder.records[request_id].note_token(event.at)
+                recorder.records[request_id].note_tokens(np.array([event.at]))
         else:
             recorder.observe([event])
     return recorder

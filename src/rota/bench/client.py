@@ -9,6 +9,7 @@ from typing import Any
 
 import aiohttp
 import msgspec
+import numpy as np
 
 from rota.bench.backends import ENDINGS, Backend, UsageFields
 from rota.core.errors import ConfigError
@@ -43,9 +44,9 @@ class AnswerFailed(Exception):
 
 @dataclass(slots=True)
 class AnswerProgress:
-    """One answer so far. The times of its tokens go into the record."""
+    """One answer so far."""
 
-    record: RequestRecord
+    moments: list[float] = field(default_factory=list)  # when its tokens came
     ending: str | None = None
     usage: UsageFields = field(default_factory=UsageFields)
     is_done: bool = False
@@ -62,8 +63,8 @@ class AnswerProgress:
             raise AnswerFailed(message_of(piece.error))
         self.ending = piece.ending or self.ending
         # An answer that ends without text has a first token all the same.
-        if piece.has_token_after(self.usage) or (self.ending and not self.record.tokens):
-            self.record.note_token(at)
+        if piece.has_token_after(self.usage) or (self.ending and not self.moments):
+            self.moments.append(at)
         if piece.usage is not None:
             self.usage = piece.usage
 
@@ -88,7 +89,7 @@ class Server:
         self, request_id: RequestId, body: bytes, record: RequestRecord, leaves_after_s: float | None = None
     ) -> tuple[Finished, str]:
         """Send a body and follow its answer for at most `leaves_after_s`; gives its end, and what went wrong."""
-        answer, problem = AnswerProgress(record), ""
+        answer, problem = AnswerProgress(), ""
         try:
             async with asyncio.timeout(leaves_after_s) as deadline:
                 reason = await self._follow(body, answer)
@@ -98,6 +99,8 @@ class Server:
             else:
                 reason, problem = FinishReason.FAILED, _explain(error)
         usage, ended_at = answer.usage, time.monotonic()
+        if answer.moments:
+            record.note_tokens(np.asarray(answer.moments))
         finished = Finished(
             request_id=request_id,
             at=ended_at,

@@ -91,18 +91,6 @@ class RequestRecord:
     def is_answered(self) -> bool:
         return self.reason in (FinishReason.STOP, FinishReason.LENGTH)
 
-    def note_token(self, at: float) -> None:
-        """A token came, or several at the same time."""
-        if self.tokens:
-            gap = at - self.last_at
-            self.own_gaps.append(gap)
-            if gap > self.worst_gap_s:
-                self.worst_gap_s = gap
-        else:
-            self.first_at = at
-        self.tokens += 1
-        self.last_at = at
-
     def note_tokens(self, moments: NDArray[np.float64]) -> None:
         """Tokens came at these moments, the earliest first."""
         if self.tokens:
