@@ -37,9 +37,9 @@ from rota.core.events import Event, Finished, Produced
 from rota.core.ids import RequestId
 from rota.core.request import Request
 from rota.engine.build import build_engine
+from rota.engine.choices import choose_dtype
 from rota.engine.cpu import this_processor
 from rota.engine.folders.builtin import builtin_model_folder, builtin_source
-from rota.engine.precision import choose_dtype
 from rota.runtime.service import InProcessService
 
 PROMPT, OUTPUT, BATCH, ADAPTERS = 64, 64, 16, 6

@@ -9,8 +9,8 @@ import torch
 
 from rota.core.config import ModelConfig
 from rota.core.errors import ConfigError
+from rota.engine.choices import choose_maker
 from rota.engine.cpu import Processor
-from rota.engine.precision import choose_maker
 from rota.engine.quantised.maker import MatrixMaker
 from rota.engine.quantised.matrices import FourBit, GroupsFile
 from rota.engine.weights.layouts.awq_gptq import AwqLayout

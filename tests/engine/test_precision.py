@@ -9,8 +9,8 @@ import torch
 
 from rota.core.config import ModelConfig
 from rota.core.errors import ConfigError
+from rota.engine.choices import can_compute, choose_dtype, choose_quantization
 from rota.engine.cpu import Processor
-from rota.engine.precision import can_compute, choose_dtype, choose_quantization
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32

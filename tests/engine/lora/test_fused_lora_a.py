@@ -21,8 +21,7 @@ from rota.engine.lora.reference import project_with_lora
 from rota.engine.model.linear import Linear
 from rota.engine.model.sites import SITES
 from rota.engine.model.spec import ModelSpec
-from rota.engine.weights.load import LayerWeights, Weights, load_weights, weight_bytes
-from rota.engine.weights.matrices import ALIGNMENT
+from rota.engine.weights.load import ALIGNMENT, LayerWeights, Weights, load_weights, weight_bytes
 from tests.engine.lora.adapter_factory import make_adapter
 from tests.engine.model_factory import make_tiny_model
 

@@ -14,7 +14,7 @@ from rota.core.config import CacheConfig, EngineConfig, LoraConfig, ModelConfig,
 from rota.core.ids import AdapterId, RequestId
 from rota.core.policy_config import PolicyConfig
 from rota.engine.build import build_engine
-from rota.engine.precision import FLOAT8_CAPABILITY
+from rota.engine.choices import FLOAT8_CAPABILITY
 from rota.runtime.doorbell import Doorbell
 from rota.scheduler import Scheduler
 from tests.builders import request

@@ -20,9 +20,8 @@ from rota.engine.model.sites import SITES, site_shapes
 from rota.engine.parallel.shard import WHOLE, Shard
 from rota.engine.quantised.maker import MatrixMaker
 from rota.engine.weights.layouts.table import read_layout
-from rota.engine.weights.load import Weights, load_weights
+from rota.engine.weights.load import NO_FUSED_ROWS, FusedRows, Weights, load_weights
 from rota.engine.weights.makers import EightBitFloats, FourBitCodes
-from rota.engine.weights.matrices import NO_FUSED_ROWS, FusedRows
 from rota.engine.weights.read_ahead import RingSetup, no_copier
 from tests.engine.model_factory import make_tiny_model
 from tests.engine.weights.copiers import PlainCopier
