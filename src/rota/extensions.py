@@ -13,10 +13,10 @@ from rota.core.errors import ConfigError
 
 # A face of a dialect has ROUTES, and may have ERRORS: who writes the errors of paths that begin so.
 DIALECTS = {
-    "responses": "rota.server.responses.route",
-    "messages": "rota.server.messages.routes",
+    "responses": "rota.server.responses.writer",
+    "messages": "rota.server.messages.writer",
     "ollama": "rota.server.ollama",
-    "embeddings": "rota.server.embeddings.routes",
+    "embeddings": "rota.server.embeddings.writer",
     "native": "rota.server.native.routes",
 }
 FACES = {

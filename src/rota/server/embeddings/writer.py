@@ -1,4 +1,4 @@
-"""The answers of the routes of vectors: embeddings as OpenAI's, scores and ranks as vLLM's."""
+"""Routes that turn texts into vectors answer with embeddings as OpenAI's, or with scores and ranks as vLLM's."""
 
 from __future__ import annotations
 
@@ -13,12 +13,25 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
+from fastapi import Request as HttpRequest
+from fastapi import Response
 from pydantic import BaseModel
 
 from rota.core.errors import Fault, FaultCode, RequestError
+from rota.server.access.access import Right
 from rota.server.answers.answer import Answer
-from rota.server.answers.respond import ResponseWriter
-from rota.server.embeddings.call import PooledCall
+from rota.server.answers.respond import ResponseWriter, respond
+from rota.server.context import AppContext
+from rota.server.embeddings.call import (
+    EmbeddingFields,
+    PooledCall,
+    RerankFields,
+    ScoreFields,
+    read_embeddings,
+    read_rerank,
+    read_score,
+)
+from rota.server.route import post
 from rota.server.streams import Delta
 
 # ── vectors ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -169,3 +182,25 @@ class RerankWriter(VectorWriter):
             for index in order
         ]
         return {"id": self._id, "model": self._model, "results": results}
+
+
+async def embeddings(context: AppContext, http: HttpRequest) -> Response:
+    """Texts as vectors of length one, from the last hidden states of the model or adapter."""
+    return await respond(context, http, read_embeddings, EmbeddingWriter, "embd-")
+
+
+async def score(context: AppContext, http: HttpRequest) -> Response:
+    """How near texts are: the cosine of their vectors, in vLLM's shape."""
+    return await respond(context, http, read_score, ScoreWriter, "score-")
+
+
+async def rerank(context: AppContext, http: HttpRequest) -> Response:
+    """Documents in the order of their nearness to a query, in vLLM's shape."""
+    return await respond(context, http, read_rerank, RerankWriter, "rerank-")
+
+
+ROUTES = (
+    post("/v1/embeddings", Right.MODEL, embeddings, EmbeddingFields, EmbeddingsBody),
+    post("/v1/score", Right.MODEL, score, ScoreFields, ScoresBody, also=("POST /score",)),
+    post("/v1/rerank", Right.MODEL, rerank, RerankFields, RanksBody, also=("POST /rerank",)),
+)

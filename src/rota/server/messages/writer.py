@@ -1,4 +1,4 @@
-"""The shape of /v1/messages: one message whole, or events that say how its blocks grow; and its errors."""
+"""POST /v1/messages answers with one message whole, or with events that say how its blocks grow."""
 
 from __future__ import annotations
 
@@ -6,14 +6,21 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import msgspec
+from fastapi import Request as HttpRequest
+from fastapi import Response
 from pydantic import BaseModel
 
 from rota.core.errors import Fault
+from rota.server.access.access import Right
 from rota.server.answers.answer import Answer
 from rota.server.answers.blocks import AnswerBlocks, Block, BlockStep, Change
-from rota.server.answers.respond import ResponseWriter, RotaBody, moves_field, named_event
+from rota.server.answers.respond import ResponseWriter, RotaBody, moves_field, named_event, respond
+from rota.server.context import AppContext
 from rota.server.errors import ERROR_KINDS
+from rota.server.messages.call import MessagesFields, PromptFields, read_count, read_messages
 from rota.server.openai.chat_fields import ChatCall
+from rota.server.openai.tokenize_routes import answer_at_once
+from rota.server.route import post
 from rota.server.streams import Delta
 
 # ── errors ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -35,6 +42,9 @@ def messages_error(status: int, message: str) -> dict[str, Any]:
     """The body of an error with this status, and the last event of a stream that failed."""
     kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
     return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+ERRORS = {"/v1/messages": messages_error}
 
 
 # ── bodies ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -176,3 +186,19 @@ def _object_in(arguments: str) -> dict[str, Any]:
     except msgspec.DecodeError:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+async def messages(context: AppContext, http: HttpRequest) -> Response:
+    """Continue a conversation, in Anthropic's shape; errors are in that shape too."""
+    return await respond(context, http, read_messages, MessagesWriter, "msg_")
+
+
+async def count_tokens(context: AppContext, http: HttpRequest) -> Response:
+    """The number of tokens of a conversation, in Anthropic's shape."""
+    return await answer_at_once(context, http, read_count)
+
+
+ROUTES = (
+    post("/v1/messages", Right.MODEL, messages, MessagesFields, MessageBody, MessageEventBody),
+    post("/v1/messages/count_tokens", Right.MODEL, count_tokens, PromptFields, TokenCountBody),
+)

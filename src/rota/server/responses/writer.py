@@ -1,4 +1,4 @@
-"""The shape of /v1/responses: one object whole, or events that say how it grows."""
+"""POST /v1/responses answers with one object whole, or with events that say how it grows."""
 
 from __future__ import annotations
 
@@ -7,14 +7,20 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import msgspec
+from fastapi import Request as HttpRequest
+from fastapi import Response
 from pydantic import BaseModel
 
 from rota.core.errors import Fault, FaultCode
+from rota.server.access.access import Right
 from rota.server.answers.answer import Answer
 from rota.server.answers.blocks import AnswerBlocks, Block, BlockStep, Change
-from rota.server.answers.respond import WAITING, ResponseWriter, RotaBody, moves_field, named_event
+from rota.server.answers.respond import WAITING, ResponseWriter, RotaBody, moves_field, named_event, respond
+from rota.server.context import AppContext
 from rota.server.openai.chat_fields import ChatCall
 from rota.server.openai.writer import TokenNamer, chat_logprobs
+from rota.server.responses.call import ResponsesFields, read_responses
+from rota.server.route import post
 from rota.server.streams import Delta
 
 # ── output ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -232,3 +238,11 @@ class ResponsesWriter(ResponseWriter):
             "total_tokens": usage.prompt_tokens + usage.output_tokens,
             **moves_field(self.answer.moves),
         }
+
+
+async def responses(context: AppContext, http: HttpRequest) -> Response:
+    """Continue a conversation of items. Nothing is stored, so every call sends the whole conversation."""
+    return await respond(context, http, read_responses, ResponsesWriter, "resp_")
+
+
+ROUTES = (post("/v1/responses", Right.MODEL, responses, ResponsesFields, ResponseBody, ResponseEventBody),)
