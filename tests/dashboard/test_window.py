@@ -103,9 +103,9 @@ def test_a_span_is_the_sum_of_its_last_bins_and_remembers_nothing_older(story):
 
     lasted_s = BIN_S * max(1, len(kept))
     assert span.tokens_per_s == sum(one.tokens for one in kept) / lasted_s
-    assert span.errors == sum((one.errors for one in kept), Counter())
-    assert span.sharers == {sharer for one in kept for sharer in one.shares}
-    for sharer in span.sharers:
+    assert span.total.errors == sum((one.errors for one in kept), Counter())
+    assert {*span.total.shares} == {sharer for one in kept for sharer in one.shares}
+    for sharer in span.total.shares:
         shares = [one.shares[sharer] for one in kept if sharer in one.shares]
         figures = span.figures_of(sharer)
         assert figures.tokens_per_s == sum(share.tokens for share in shares) / lasted_s

@@ -151,7 +151,7 @@ class Feed:
     def asked(self, request_id: RequestId, adapter: AdapterId, at: float, tenant: str = "") -> None:
         self._end(request_id)  # a name may come again
         self._open[request_id] = OpenRequest((adapter, tenant), at)
-        self._tenants.wait(tenant, 1)
+        self._tenants.count(tenant, None, 1)
         if len(self._open) > MOST_OPEN:
             # A request that a dead engine never took gets no Finished event.
             self._end(next(iter(self._open)))
@@ -281,18 +281,15 @@ class Feed:
         request.is_admitted = is_admitted
         adapter, tenant = request.sharers
         by = 1 if is_admitted else -1
-        self._tenants.admit(tenant, adapter, by)
-        self._tenants.wait(tenant, -by)
+        self._tenants.count(tenant, adapter, by)
+        self._tenants.count(tenant, None, -by)
 
     def _end(self, request_id: RequestId) -> None:
         request = self._open.pop(request_id, None)
         if request is None:
             return
         adapter, tenant = request.sharers
-        if request.is_admitted:
-            self._tenants.admit(tenant, adapter, -1)
-        else:
-            self._tenants.wait(tenant, -1)
+        self._tenants.count(tenant, adapter if request.is_admitted else None, -1)
 
     def _up_to_date(self, standing: AdapterStanding, engine: Inspected) -> AdapterStanding:
         """Slots have changed since the engine answered. An adapter that is in a slot now runs; others are parked."""

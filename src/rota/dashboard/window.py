@@ -97,44 +97,34 @@ class Span:
     the same for a minute and for five."""
 
     def __init__(self, seconds: int) -> None:
-        self.seconds = seconds
         self._most = int(seconds / BIN_S)
         self._bins: deque[Bin] = deque()
-        self._sum = Bin(0.0)
+        self.total = Bin(0.0)
         self._figures: dict[Hashable, Figures] = {}
         self.ttft = self.gap = self.step = Spread()
 
     def add(self, closed: Bin) -> None:
         self._bins.append(closed)
-        _count(self._sum, closed, 1)
+        _count(self.total, closed, 1)
         if len(self._bins) > self._most:
-            _count(self._sum, self._bins.popleft(), -1)
+            _count(self.total, self._bins.popleft(), -1)
         self._figures.clear()
-        total = self._sum
+        total = self.total
         self.ttft, self.gap, self.step = (spread_of([one]) for one in (total.ttft, total.gap, total.step))
 
     @property
     def tokens_per_s(self) -> float:
-        return self._sum.tokens / self._lasted_s
+        return self.total.tokens / self._lasted_s
 
     @property
     def prompt_tokens_per_s(self) -> float:
-        return self._sum.prompt_tokens / self._lasted_s
-
-    @property
-    def errors(self) -> Counter[str]:
-        return self._sum.errors
-
-    @property
-    def sharers(self) -> set[Hashable]:
-        """All adapters and tenants that had tokens."""
-        return {*self._sum.shares}
+        return self.total.prompt_tokens / self._lasted_s
 
     def figures_of(self, sharer: Hashable) -> Figures:
         """One adapter's or tenant's. They are computed once per bin, for any number of readers."""
         figures = self._figures.get(sharer)
         if figures is None:
-            share = self._sum.shares.get(sharer)
+            share = self.total.shares.get(sharer)
             figures = Figures(spread_of([share.ttft]), share.tokens / self._lasted_s) if share else _NOTHING
             self._figures[sharer] = figures
         return figures
