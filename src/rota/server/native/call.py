@@ -112,23 +112,6 @@ class GenerateFields(Fields):
         """The client's name of the whole call."""
         return self.rid if isinstance(self.rid, str) else None
 
-    @property
-    def param(self) -> str:
-        return "text" if self.text is not None else "input_ids"
-
-    @property
-    def choices_param(self) -> str:
-        return f"{self._first_sampling}.n"
-
-    @property
-    def limit_param(self) -> str:
-        """The field that limits the number of tokens."""
-        return f"{self._first_sampling}.max_new_tokens"
-
-    @property
-    def _first_sampling(self) -> str:
-        return "sampling_params.0" if isinstance(self.sampling_params, list) else "sampling_params"
-
     def prompt(self) -> Any:
         """The texts or the token ids."""
         if (self.text is None) == (self.input_ids is None):
@@ -197,12 +180,14 @@ def read_generate(texts: Texts, raw: bytes) -> GenerateCall:
 
 
 def _call_of(texts: Texts, fields: GenerateFields) -> GenerateCall:
-    prompts = texts.tokenized(fields.prompt(), fields.param)
+    param = "text" if fields.text is not None else "input_ids"
+    first_sampling = "sampling_params.0" if isinstance(fields.sampling_params, list) else "sampling_params"
+    prompts = texts.tokenized(fields.prompt(), param)
     count = len(prompts.tokens)
     adapters = _one_each("lora_path", _placed("lora_path", fields.lora_path), count)
     sent, choices = _samplings(fields, texts.tokenizer)
     samplings = _one_each("sampling_params", sent, count)
-    texts.check_count(count, choices, fields.param, fields.choices_param)
+    texts.check_count(count, choices, param, f"{first_sampling}.n")
     return GenerateCall(
         prompts=prompts,
         models=tuple(ModelNames(None, name, place) for place, name in adapters),
@@ -210,7 +195,7 @@ def _call_of(texts: Texts, fields: GenerateFields) -> GenerateCall:
         choices=choices,
         is_streamed=bool(fields.stream),
         text=_text_options(fields),
-        limit_param=fields.limit_param,
+        limit_param=f"{first_sampling}.max_new_tokens",
         cache_salt=fields.cache_salt,
         asker=fields.conversation_id or fields.cache_salt,
         priority=fields.priority,
