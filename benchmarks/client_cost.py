@@ -15,7 +15,6 @@ import time
 from pathlib import Path
 
 from rota.bench.config import BenchConfig
-from rota.bench.report import report
 from rota.bench.run import bench
 from rota.runtime.lifeline import tied
 
@@ -89,7 +88,7 @@ def measure() -> dict[str, object]:
             warmup_requests=0,
         )
         began_at, began_cpu = time.monotonic(), time.process_time()
-        found = report(asyncio.run(bench(config, lambda _: lambda: None)))
+        found = asyncio.run(bench(config, lambda _: lambda: None)).report()
         wall_s, cpu_s = time.monotonic() - began_at, time.process_time() - began_cpu
         server.terminate()
     return {

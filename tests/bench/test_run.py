@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from rota.bench.config import BenchConfig
-from rota.bench.report import report
 from rota.bench.run import BenchRun, bench
 from rota.core.errors import ConfigError
 from rota.observe.summary import jain
@@ -34,7 +33,7 @@ def run(server: FakeServer, **fields: Any) -> BenchRun:
 
 @pytest.mark.parametrize("backend", ["rota", "vllm", "openai", "sglang"])
 def test_every_answer_is_followed_to_its_last_token(backend):
-    found = report(run(FakeServer(step_s=0.05), backend=backend))
+    found = run(FakeServer(step_s=0.05), backend=backend).report()
 
     assert (found["requests"], found["failed"], found["left"]) == (6, 0, 0)
     assert (found["input_tokens"], found["output_tokens"]) == (48, 30)
@@ -81,7 +80,7 @@ def test_answers_run_to_their_full_length_unless_told_otherwise(fields, is_sent)
     ],
 )
 def test_an_answer_that_is_not_whole_is_a_failure_with_its_reason(adapter, words):
-    found = report(run(FakeServer(), lora_name=(adapter, "a"), lora_request_distribution="distinct"))
+    found = run(FakeServer(), lora_name=(adapter, "a"), lora_request_distribution="distinct").report()
 
     assert (found["requests"], found["failed"]) == (6, 3)
     assert found["problems"] == {words: 3}
@@ -91,12 +90,12 @@ def test_an_answer_that_is_not_whole_is_a_failure_with_its_reason(adapter, words
 
 
 def test_a_server_that_says_nothing_for_too_long_has_failed():
-    found = report(run(FakeServer(step_s=30.0), num_prompts=1, stall_timeout_s=1.0))
+    found = run(FakeServer(step_s=30.0), num_prompts=1, stall_timeout_s=1.0).report()
     assert found["problems"] == {"nothing came for too long": 1}
 
 
 def test_every_adapter_and_the_base_have_their_own_figures_and_one_index_says_how_fair_it_was():
-    found = report(run(FakeServer(), lora_name=("a", "b"), base_share=0.4, num_prompts=30))
+    found = run(FakeServer(), lora_name=("a", "b"), base_share=0.4, num_prompts=30).report()
 
     assert list(found["adapters"]) == ["base", "a", "b"]
     assert sum(one["requests"] for one in found["adapters"].values()) == 30
@@ -118,7 +117,7 @@ def test_an_open_loop_does_not_wait_for_answers():
 
 def test_clients_who_leave_close_their_connection_and_have_not_failed():
     server = FakeServer(step_s=0.02)
-    found = report(run(server, num_prompts=4, random_output_len=100_000, cancel_share=1.0, cancel_within_s=0.2))
+    found = run(server, num_prompts=4, random_output_len=100_000, cancel_share=1.0, cancel_within_s=0.2).report()
 
     assert (found["failed"], found["left"], found["problems"]) == (0, 4, {})
     assert server.gone.wait(TIMEOUT_S)
@@ -126,7 +125,7 @@ def test_clients_who_leave_close_their_connection_and_have_not_failed():
 
 def test_a_warm_up_is_asked_and_not_counted():
     server = FakeServer()
-    found = report(run(server, warmup_requests=2))
+    found = run(server, warmup_requests=2).report()
     assert (len(server.asked), found["requests"]) == (8, 6)
 
 
@@ -143,7 +142,7 @@ def test_a_scenario_takes_its_adapters_from_the_servers_list_and_brings_guests(t
         "prompt_tokens = [4, 4]\noutput_tokens = [2, 2]\n"
     )
     server = FakeServer()
-    found = report(run(server, scenario=str(path)))
+    found = run(server, scenario=str(path)).report()
 
     assert (found["requests"], found["failed"], found["problems"]) == (12, 0, {})
     assert list(found["adapters"]) == ["a", "b", "transients"]

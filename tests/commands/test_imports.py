@@ -46,6 +46,11 @@ def test_the_engine_is_started_before_anything_that_only_answers_need_is_importe
     assert printed(SERVE, str(tmp_path)) == "[]"
 
 
+def test_a_bench_without_a_plot_does_without_matplotlib():
+    program = "import sys, rota.bench.run, rota.commands.bench; print('matplotlib' in sys.modules)"
+    assert printed(program) == "False"
+
+
 def test_the_engines_process_imports_no_command_line_with_the_main_module():
     program = "import sys, rota.__main__; print([name for name in ('rota.cli', 'typer') if name in sys.modules])"
     assert printed(program) == "[]"

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import aiohttp
 
@@ -17,7 +18,7 @@ from rota.bench.questions import ClientQuestions, Question, Transient, Workload,
 from rota.core.errors import ConfigError
 from rota.core.events import Finished, FinishReason
 from rota.core.ids import BASE, AdapterId
-from rota.observe.summary import Recorder
+from rota.observe.summary import Recorder, spread
 
 
 # No repr: asyncio.run asks its task for one at the end, and the repr of a million gaps takes a minute.
@@ -34,6 +35,14 @@ class BenchRun:
     problems: Counter[str] = field(default_factory=Counter)
     late_s: list[float] = field(default_factory=list)  # how late each question was sent
     started_at: float = 0.0
+
+    def report(self) -> dict[str, Any]:
+        """The simulator's summary, and the figures that only an HTTP client can measure."""
+        return {
+            **self.recorder.summary(self.workload.name_of),
+            "late_s": spread(self.late_s),
+            "problems": dict(self.problems.most_common()),
+        }
 
     async def ask_all(self) -> None:
         self.started_at = time.monotonic()

@@ -12,14 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
+from rich.console import Console
 
 from rota.bench.config import BenchConfig
 from rota.commands.flags import check_outputs, config_file, make_command, quiet_flag, with_file
 from rota.core.options import build, options_of
 from rota.engine.progress import Progress
+from rota.observe.table import print_table
 
 if TYPE_CHECKING:
     from rota.bench.run import BenchRun
+
+MOST_PROBLEMS = 10
 
 
 def bench_command() -> Callable[..., None]:
@@ -34,21 +38,19 @@ def bench_command() -> Callable[..., None]:
 
 
 def bench(given: dict[str, Any]) -> None:
-    # Imported here, so that `rota --help` does not wait for an HTTP client.
-    from rota.bench.report import print_report, report
-
     chosen = with_file(given, BenchConfig)
     config = build(BenchConfig, chosen)
     check_outputs((config.json, config.output_file), config.plot)
     run = _run(config, chosen.get("quiet", False))
-    found = report(run)
-    print_report(found, f"{config.backend}, {run.workload.title}")
+    found = run.report()
+    _print(found, f"{config.backend}, {run.workload.title}")
     _write(config, run, {**found, "asked": _asked(config)})
     if found["failed"] == found["requests"]:
         raise typer.Exit(1)
 
 
 def _run(config: BenchConfig, is_quiet: bool) -> BenchRun:
+    # Imported here, so that `rota --help` does not wait for an HTTP client.
     from rota.bench.run import bench
 
     with ExitStack() as stack:
@@ -59,6 +61,17 @@ def _run(config: BenchConfig, is_quiet: bool) -> BenchRun:
         return asyncio.run(bench(config, begin))
 
 
+def _print(found: dict[str, Any], title: str) -> None:
+    """Print one row for all requests, and one row per adapter if there are several."""
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    served = found["requests"] - found["failed"] - found["left"]
+    left = f", {found['left']} left by their clients" if found["left"] else ""
+    console.print(f"{title}: {served} answered, {found['failed']} failed{left}, in {found['duration_s']:.1f} s")
+    print_table({"all requests": found, **(found["adapters"] if len(found["adapters"]) > 1 else {})})
+    for problem, times in list(found["problems"].items())[:MOST_PROBLEMS]:
+        console.print(f"{times} × {problem}")
+
+
 def _write(config: BenchConfig, run: BenchRun, found: dict[str, Any]) -> None:
     if config.json:
         Path(config.json).write_text(json.dumps(found, indent=1) + "\n", "utf-8")
@@ -66,7 +79,7 @@ def _write(config: BenchConfig, run: BenchRun, found: dict[str, Any]) -> None:
         with Path(config.output_file).open("a", encoding="utf-8") as file:
             file.write(json.dumps(found) + "\n")
     if config.plot:
-        from rota.bench.report import plot
+        from rota.bench.plot import plot  # imported here, because it loads matplotlib
 
         plot(run, config.backend, Path(config.plot))
 
