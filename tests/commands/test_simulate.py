@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rota.cli import main
-from rota.commands.simulate import SIMULATE_CONFIGS, label, policies_of
+from rota.commands.simulate import SIMULATE_CONFIGS, SimulateConfig, variants_of
 from rota.core.errors import ConfigError
 from rota.core.options import options_of
 from rota.core.policy_config import PolicyConfig
@@ -286,12 +286,13 @@ def test_what_cannot_be_is_one_sentence_and_code_2(scenario, capsys, arguments, 
 
 
 def test_drain_without_a_threshold_drains_after_two_seconds_and_the_label_says_so():
-    policy = policies_of("drain", PolicyConfig())["drain"]
+    (compared,) = variants_of(SimulateConfig(compare="drain"), PolicyConfig())
+    (alone,) = variants_of(SimulateConfig(), PolicyConfig(lora_policy="wait"))
 
-    assert label(policy) == "drain (2 s)"
-    assert policies_of(None, PolicyConfig(lora_policy="wait")) == {"wait": PolicyConfig(lora_policy="wait")}
+    assert (compared.name, compared.label) == ("drain", "drain (2 s)")
+    assert (alone.name, alone.policy) == ("wait", PolicyConfig(lora_policy="wait"))
     with pytest.raises(ConfigError, match="the policies are rotate, drain, wait"):
-        policies_of("wait,", PolicyConfig())
+        variants_of(SimulateConfig(compare="wait,"), PolicyConfig())
 
 
 @pytest.mark.parametrize("file", sorted(SCENARIOS.glob("*.toml")), ids=lambda file: file.stem)

@@ -211,10 +211,13 @@ class Variant:
 
 def variants_of(asked: SimulateConfig, policy: PolicyConfig) -> list[Variant]:
     """The policies to run, or the routers under one policy."""
-    policies = policies_of(asked.compare, policy)
+    names = dict.fromkeys(_names_of(asked.compare) or [policy.lora_policy])
+    for name in names:
+        check_slot_policy(name, "compare" if asked.compare else "lora_policy")
+    policies = [replace(policy, lora_policy=name) for name in names]
     if not asked.routers:
-        return [Variant(name=name, label=label(one), policy=one) for name, one in policies.items()]
-    (one,) = policies.values()
+        return [Variant(name=one.lora_policy, label=label(one), policy=one) for one in policies]
+    (one,) = policies
     return [Variant(name=name, label=name, policy=one, router=_router(name)) for name in _names_of(asked.routers)]
 
 
@@ -223,14 +226,6 @@ def _router(name: str) -> Rule:
         if name == known:
             return known
     raise ConfigError(f"There is no router '{name}'; known are {', '.join(get_args(Rule))}.")
-
-
-def policies_of(compare: str | None, policy: PolicyConfig) -> dict[str, PolicyConfig]:
-    """The policies to run, by name."""
-    names = _names_of(compare) or [policy.lora_policy]
-    for name in names:
-        check_slot_policy(name, "compare" if compare else "lora_policy")
-    return {name: replace(policy, lora_policy=name) for name in names}
 
 
 def _names_of(compare: str | None) -> list[str]:
