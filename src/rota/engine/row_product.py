@@ -5,7 +5,7 @@
 
 Libraries cut only the outputs, or add shares in a launch of their own. A matrix that has few outputs leaves processors
 idle then. Numbers may be of 16 bits, or codes of eight bits with a scale for each output and each row. While the kernel
-before this one ends, the first steps of the matrix are brought near (`chain.py`).
+before this one ends, the first steps of the matrix are brought near (`programmatic_launch.py`).
 """
 
 # Kernel parameters are pointers and device scalars, which Python's types do not describe.

@@ -14,11 +14,11 @@ from rota.engine.sampling.masks import Masks, RowMasks
 from rota.engine.sampling.restrictions import Biases
 
 # ── triton biases ───────────────────────────────────────────────────────────────────────────────────────────────────
-# Biases as one Triton launch, a program per row; the twin of `biases.add_biases`.
+# Biases as one Triton launch, a program per row; the twin of `restrictions.add_biases`.
 
 
 def add_biases(logits: Tensor, rows: Tensor, biases: Biases) -> None:
-    """As `biases.add_biases`."""
+    """As `restrictions.add_biases`."""
     most = biases.tokens.shape[1]
     assert logits.stride(1) == 1
     _add_kernel[(len(logits),)](
