@@ -12,21 +12,7 @@ import pytest
 from rota.extensions import FACES
 from tests.processes import run_program
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.weight import imported_modules, parsed
-
-# Where each extension lies: the folder of its face, or one file.
-FOLDERS = {name: face.replace("rota.", "", 1).replace(".", "/") for name, face in FACES.items()} | {
-    name: FACES[name].rpartition(".")[0].removeprefix("rota.").replace(".", "/")
-    for name in FACES
-    if name not in ("ollama", "sim", "workload")
-}
-# The commands put a server together, and name what belongs to it.
-COMMANDS = ("cli.py", "__main__.py", "commands/")
-
-
-def extension_of(path: str) -> str | None:
-    own = f"{path.removesuffix('.py')}/"
-    return next((name for name, folder in FOLDERS.items() if own.startswith(f"{folder}/")), None)
+from tests.weight import COMMANDS, FOLDERS, extension_of, imported_modules, parsed
 
 
 def edges() -> Iterator[tuple[str, str]]:

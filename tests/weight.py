@@ -10,7 +10,20 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from rota.extensions import FACES
+
 PACKAGE = Path(__file__).parent.parent / "src" / "rota"
+
+# Where each extension lies: the folder of its face, or one file.
+FOLDERS = {name: face.replace("rota.", "", 1).replace(".", "/") for name, face in FACES.items()} | {
+    name: FACES[name].rpartition(".")[0].removeprefix("rota.").replace(".", "/")
+    for name in FACES
+    if name not in ("ollama", "sim", "workload")
+}
+# They put a server together, and name what belongs to it.
+COMMANDS = ("cli.py", "__main__.py", "commands/")
+# What puts a server, or an engine in a program, together.
+COMPOSITION = (*COMMANDS, "llm/")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 # They name what there is of a kind: commands, families, layouts, policies, routes, formats, sources and backends.
@@ -101,11 +114,23 @@ def below(folder: str) -> int:
     return sum(path.startswith(f"{folder}/") for path in parsed())
 
 
+def extension_of(path: str) -> str | None:
+    own = f"{path.removesuffix('.py')}/"
+    return next((name for name, folder in FOLDERS.items() if own.startswith(f"{folder}/")), None)
+
+
+def lines_of_kernel() -> int:
+    """What is no extension, and puts nothing together."""
+    files = lines_of_files()
+    return sum(files[path] for path in files if not extension_of(path) and not path.startswith(COMPOSITION))
+
+
 def report() -> dict[str, float]:
     files, functions, modules = lines_of_files(), lines_of_functions(), importers()
     return {
         "files with code": len(files),
         "lines": sum(files.values()),
+        "lines of the kernel": lines_of_kernel(),
         "median lines of a file": statistics.median(files.values()),
         "longest file": max(files.values()),
         "nine functions in ten have at most": p90(functions),
