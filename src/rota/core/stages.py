@@ -21,7 +21,6 @@ class AutotuneResult:
 
 
 # ── stages ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-# Stages are the parts of a start: what took how long, and what ran beside it.
 
 # Two stages that touch for no longer than this ran one after the other.
 _TOUCH_S = 0.01

@@ -64,7 +64,6 @@ class AnswerLengths:
 
 
 # ── group ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-# A group is one adapter with its requests: those that wait, those that run, and what they took so far.
 
 # The longest of this many answers tells how long others may become. With fewer, drains cut off too many answers:
 # in the mean of four seeds of `slow-disk` on an A100 E2E P99 was 27.8 s without this bound and 20.6 s with it.

@@ -111,7 +111,6 @@ class AdapterArrivals:
 
 
 # ── adapter lifecycle ───────────────────────────────────────────────────────────────────────────────────────────────
-# The adapter lifecycle says how adapters become known, arrive, fail and leave.
 
 
 class AdapterLifecycle:

@@ -94,7 +94,6 @@ def queue_fault(tenant: Tenant) -> Fault:
 
 
 # ── admission ───────────────────────────────────────────────────────────────────────────────────────────────────────
-# Admission asks, in a visible order, whether a waiting sequence may sit down, and says why when it may not.
 
 # While requests wait for KV, this many are looked at in a pass to find one that needs less.
 LOOK_AHEAD = 8

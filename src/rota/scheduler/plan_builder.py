@@ -38,7 +38,6 @@ class PrefillBacklog:
 
 
 # ── plan builder ────────────────────────────────────────────────────────────────────────────────────────────────────
-# A plan builder holds a plan that is being made, with the sequences behind its rows.
 
 
 @dataclass(slots=True, kw_only=True)

@@ -29,7 +29,6 @@ def prefill_shares(state: SchedulerState, budget: int) -> dict[Account, int]:
 
 
 # ── prompts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-# Prompts that have begun share a step with newcomers: the prefill budget says how, for each tenant by itself.
 
 
 class PrefillSharing:

@@ -136,7 +136,6 @@ _BYTE_LEVEL_ALPHABET = _byte_level_alphabet()
 
 
 # ── detokenizer ─────────────────────────────────────────────────────────────────────────────────────────────────────
-# A detokenizer turns tokens into text as they come, and never gives half a character.
 
 
 class Detokenizer:

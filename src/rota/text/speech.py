@@ -13,7 +13,6 @@ from rota.text.tools.formats import FORMATS, format_in
 from rota.text.tools.parser import ToolParser
 
 # ── speech ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-# Speech says how the text of an answer is sorted into content, reasoning and tool calls; a parser does it.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,7 +68,6 @@ def own_head_kernel(
 
 
 # ── triton ends ─────────────────────────────────────────────────────────────────────────────────────────────────────
-# The ends on a GPU: launches that shapes alone decide, so that a captured graph serves any assignment.
 
 # Of `own_head_kernel`: tokens of a program, and inputs of an iteration.
 COLUMNS, STEP, WARPS, STAGES = 128, 64, 4, 4

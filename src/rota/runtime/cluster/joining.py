@@ -16,7 +16,6 @@ from rota.core.errors import ConfigError
 from rota.runtime.ranks.face import compared, facts, versions
 
 # ── joining ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-# To join a Ray cluster: the sentence of every way in which that fails.
 
 _ASK_S = 3.0
 _HOW = (

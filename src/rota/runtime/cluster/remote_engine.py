@@ -92,7 +92,6 @@ class InvitedEndpoints:
 
 
 # ── engine ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-# A remote engine is the supervisor's handle to an engine process on another machine.
 
 # The news of an end and the last records come by different ways, and the news may be faster.
 _LATE_S = 0.5

@@ -41,7 +41,6 @@ from rota.runtime.world import Device
 from rota.start import START
 
 # ── follower ────────────────────────────────────────────────────────────────────────────────────────────────────────
-# A follower replays the leader's plans on its own device, until the leader says `Stop` or is gone.
 
 # How a follower's process ends: as told, because of an error, because of what was asked, because its leader is gone.
 STOPPED, FAILED, REFUSED, LEADERLESS = 0, 1, 2, 75  # EX_TEMPFAIL in <sysexits.h>

@@ -21,7 +21,6 @@ from rota.runtime.ranks.meeting import MEET_S, MakeDevice
 from rota.runtime.timeouts import KILL_S
 
 # ── place ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-# A place says which rank a process is, and where rank 0 waits for the others.
 
 # torchrun itself listens on MASTER_PORT; rank 0 waits for the other ranks on the port behind it.
 _NEXT_PORT = 1
@@ -75,7 +74,6 @@ def _missing(name: str) -> str:
 
 
 # ── processes ───────────────────────────────────────────────────────────────────────────────────────────────────────
-# Rank 0 starts the other ranks of its machine as processes that end with it.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

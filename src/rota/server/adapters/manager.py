@@ -152,7 +152,6 @@ class Locating:
 
 
 # ── adapters ────────────────────────────────────────────────────────────────────────────────────────────────────────
-# The adapter manager loads, renews and unloads adapters while the server runs, and waits for the result.
 
 # Most answers end within this time, and most clients wait longer.
 TIMEOUT_S = 30.0

@@ -122,7 +122,6 @@ class Gathered:
 
 
 # ── answer ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-# An answer holds all choices of one call: `n` for every prompt.
 
 # Of an answer that is sent at its end. Stop strings are looked for in every token: they end the request.
 TOKENS_AT_A_TIME = 16

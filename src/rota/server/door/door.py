@@ -67,7 +67,6 @@ def taken(host: str, port: int, error: Exception, flags: str = PORT_FLAGS) -> Co
 
 
 # ── door ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-# The door has the limits, the certificate and the deadlines of one server.
 
 
 class Door:

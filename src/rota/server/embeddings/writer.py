@@ -125,7 +125,6 @@ class RanksBody(BaseModel):
 
 
 # ── shape ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-# The answers of the routes of vectors: embeddings as OpenAI's, scores and ranks as vLLM's.
 
 
 class VectorWriter(ResponseWriter):

@@ -85,7 +85,6 @@ class TokenCountBody(BaseModel):
 
 
 # ── shape ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-# The shape of /v1/messages: one message whole, or events that say how its blocks grow.
 
 _REASONS = {"tool_calls": "tool_use", "length": "max_tokens", "abort": "max_tokens"}
 _PING: dict[str, Any] = {"type": "ping"}

@@ -76,7 +76,6 @@ class HealthBody(BaseModel):
 
 
 # ── shape ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-# SGLang's shape of an answer repeats the whole text so far in every event of a stream.
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,6 @@ class ForeignFields(Fields):
 
 
 # ── sampling fields ─────────────────────────────────────────────────────────────────────────────────────────────────
-# The sampling fields that all of OpenAI's routes share, and those that other servers' clients add.
 
 
 class StreamOptions(Fields):

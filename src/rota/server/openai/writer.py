@@ -228,7 +228,6 @@ def _ranked(pieces: TokenPieces, token: int, logprobs: TokenLogprobs) -> dict[st
 
 
 # ── shape ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-# The answers of OpenAI's two routes share a head, choices and usage.
 
 _encode = msgspec.json.Encoder().encode
 

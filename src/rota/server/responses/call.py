@@ -145,7 +145,6 @@ def refused(item: OtherItem, where: str) -> RequestError:
 
 
 # ── fields ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-# The body of /v1/responses.
 
 
 class TextFormat(Fields):

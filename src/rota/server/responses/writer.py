@@ -136,7 +136,6 @@ class ResponseEventBody(BaseModel):
 
 
 # ── shape ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-# The shape of /v1/responses: one object whole, or events that say how it grows.
 
 _ERROR_CODES = {
     FaultCode.RATE_LIMITED: "rate_limit_exceeded",

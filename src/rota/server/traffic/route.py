@@ -65,7 +65,6 @@ def check_weights(weights: Mapping[str, float], param: str = "targets") -> None:
 
 
 # ── route ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-# A route sends the requests of one name to several versions or adapters.
 
 
 @dataclass(frozen=True, slots=True)

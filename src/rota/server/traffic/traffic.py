@@ -94,7 +94,6 @@ def _copy_of(request: Request, shadow: Adapter) -> Request:
 
 
 # ── traffic ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-# Traffic knows the route of each name that has one, and rolls a route back when one of its targets fails.
 
 LOG = logging.getLogger("rota.traffic")
 

@@ -72,7 +72,6 @@ class Board:
 
 
 # ── place ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-# A place is a folder of shared memory where replicas exchange reports: the server makes it, the engines open it.
 
 # Memory, where there is such a folder: a write to a file on a disk would be written to the disk too, later.
 _MEMORY = Path("/dev/shm")
