@@ -187,6 +187,6 @@ def read_cost(name: str) -> LinearCost:
         raise ConfigError(f"{path}: prefill must be one of {', '.join(get_args(Prefill))}, not {prefill!r}.")
     graphs = read_graphs(table.pop("graphs"), str(path)) if "graphs" in table else None
     for field, value in table.items():
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0.0 <= value < math.inf:
+        if not _is_number(value):
             raise ConfigError(f"{path}: {field} must be a number of seconds of at least 0, not {value!r}.")
     return LinearCost(name=path.stem, prefill=prefill, graphs=graphs, **table)

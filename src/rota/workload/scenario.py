@@ -20,6 +20,11 @@ Distribution = Literal["uniform", "zipf", "skewed", "distinct"]
 Kind = TypeVar("Kind")
 
 _KINDS = {int: "a whole number", float: "a number", str: "a text"}
+_LISTS: dict[Any, tuple[type, str]] = {
+    tuple[float, ...]: (float, "a list of numbers"),
+    tuple[int, ...]: (int, "a list of whole numbers"),
+    tuple[int, int]: (int, "two whole numbers, [low, high]"),
+}
 # What a server knows only by its keys or by its model, so that no client can ask for it over HTTP.
 _ONLY_SIMULATED = ("priority", "max_tokens", "grammar_share")
 
@@ -229,18 +234,12 @@ def _build(kind: type[Kind], table: Mapping[str, Any], place: str, **made: Any) 
 
 def _fitting(name: str, value: Any, hint: Any) -> Any:
     """The value in the form that its field takes; raises ConfigError for a value of a wrong type."""
-    if hint == tuple[float, ...]:
-        if not isinstance(value, list) or not all(type(one) in (int, float) for one in value):
-            raise ConfigError(f"{name} must be a list of numbers, not {value!r}.")
-        return tuple(map(float, value))
-    if hint == tuple[int, ...]:
-        if not isinstance(value, list) or not all(type(one) is int for one in value):
-            raise ConfigError(f"{name} must be a list of whole numbers, not {value!r}.")
-        return tuple(value)
-    if get_origin(hint) is tuple:
-        if not isinstance(value, list) or [type(one) for one in value] != [int, int]:
-            raise ConfigError(f"{name} must be two whole numbers, [low, high], not {value!r}.")
-        return tuple(value)
+    if hint in _LISTS:
+        each, wanted = _LISTS[hint]
+        is_fitting = isinstance(value, list) and all(type(one) in (int, each) for one in value)
+        if not is_fitting or (hint == tuple[int, int] and len(value) != 2):
+            raise ConfigError(f"{name} must be {wanted}, not {value!r}.")
+        return tuple(map(each, value))
     kind = get_args(hint)[0] if isinstance(hint, UnionType) else hint
     if get_origin(kind) is Literal:
         kind = str
