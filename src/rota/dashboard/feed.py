@@ -200,9 +200,10 @@ class Feed:
         state, inspected = self._state(), self._inspected.values()
         span = self._window.spans[window_s]
         tokens_per_s, prompt_tokens_per_s = self._window.rates(now)
-        standings = merged(self._up_to_date(one, engine) for engine in inspected for one in engine.adapters)
+        ready = self._lanes.ready()
+        standings = merged(_up_to_date(one, engine.engine_id, ready) for engine in inspected for one in engine.adapters)
         rows, unlisted = self._rows(standings, span)
-        tenants, unlisted_tenants = self._tenants.rows(span, self._lanes.ready_somewhere())
+        tenants, unlisted_tenants = self._tenants.rows(span, {BASE, *(adapter for _, adapter in ready)})
         paused = self._trouble.paused
         engines = tuple(_engine_frame(one, one.engine_id in paused, now) for one in state.engines)
         frame = Frame(
@@ -237,7 +238,7 @@ class Feed:
             tenants=tenants,
             unlisted_tenants=unlisted_tenants,
             errors=self._trouble.errors(span),
-            restarts=self._trouble.restarts,
+            restarts=tuple(self._trouble.restarts),
             restarts_total=self._trouble.restarts_total,
             charts=self._window.charts(window_s) if seen.charts != self._window.closed else None,
         )
@@ -291,13 +292,6 @@ class Feed:
         adapter, tenant = request.sharers
         self._tenants.count(tenant, adapter if request.is_admitted else None, -1)
 
-    def _up_to_date(self, standing: AdapterStanding, engine: Inspected) -> AdapterStanding:
-        """Slots have changed since the engine answered. An adapter that is in a slot now runs; others are parked."""
-        seated = standing.running + standing.parked
-        is_ready = standing.adapter_id == BASE or self._lanes.has_ready(standing.adapter_id, engine.engine_id)
-        outlook = "" if is_ready else standing.outlook
-        return replace(standing, running=seated if is_ready else 0, parked=0 if is_ready else seated, outlook=outlook)
-
     def _rows(self, standings: Mapping[AdapterId, AdapterStanding], span: Span) -> tuple[tuple[AdapterRow, ...], int]:
         """One row per adapter, by id. If there are too many, adapters in slots or with requests go first."""
         others = self._registry.others
@@ -340,6 +334,16 @@ class Feed:
             ttft=figures.ttft,
             tokens_per_s=figures.tokens_per_s,
         )
+
+
+def _up_to_date(
+    standing: AdapterStanding, engine: EngineId, ready: Container[tuple[EngineId, AdapterId]]
+) -> AdapterStanding:
+    """Slots have changed since the engine answered. An adapter that is in a slot now runs; others are parked."""
+    seated = standing.running + standing.parked
+    is_ready = standing.adapter_id == BASE or (engine, standing.adapter_id) in ready
+    outlook = "" if is_ready else standing.outlook
+    return replace(standing, running=seated if is_ready else 0, parked=0 if is_ready else seated, outlook=outlook)
 
 
 def _engine_frame(engine: ServiceState, is_paused: bool, now: float) -> EngineFrame:

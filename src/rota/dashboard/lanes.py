@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 
 from rota.core.events import DrainChanged, DrainState, SlotChanged, SlotState
-from rota.core.ids import BASE, AdapterId, EngineId, Slot
+from rota.core.ids import AdapterId, EngineId, Slot
 from rota.dashboard.frame import DrainShown, Tenure
 
 KEPT_S = 65.0  # a little more than the page shows
@@ -31,16 +31,9 @@ class Lanes:
     def residents(self) -> tuple[Tenure, ...]:
         return tuple(self._residents.values())
 
-    def has_ready(self, adapter_id: AdapterId, engine: EngineId) -> bool:
-        return any(
-            one.adapter == adapter_id and one.engine == engine and one.state is SlotState.READY
-            for one in self._residents.values()
-        )
-
-    def ready_somewhere(self) -> Callable[[AdapterId], bool]:
-        """Says whether an adapter may run: it is ready in a slot of any engine, or it is the base model."""
-        ready = {one.adapter for one in self._residents.values() if one.state is SlotState.READY} | {BASE}
-        return ready.__contains__
+    def ready(self) -> set[tuple[EngineId, AdapterId]]:
+        """The adapters that may run: each is ready in a slot of its engine."""
+        return {(one.engine, one.adapter) for one in self._residents.values() if one.state is SlotState.READY}
 
     @property
     def drains(self) -> tuple[DrainShown, ...]:

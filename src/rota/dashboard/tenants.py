@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Container
 from dataclasses import replace
 
 from rota.core.events import EngineRestarted, PauseChanged
@@ -25,12 +25,8 @@ class Trouble:
     def __init__(self) -> None:
         self.restarts_total = 0
         self.paused: set[EngineId] = set()
-        self._restarts: deque[Restart] = deque(maxlen=MOST_RESTARTS)
+        self.restarts: deque[Restart] = deque(maxlen=MOST_RESTARTS)
         self._errors: dict[str, ErrorRow] = {}
-
-    @property
-    def restarts(self) -> tuple[Restart, ...]:
-        return tuple(self._restarts)
 
     def hear(self, event: EngineRestarted | PauseChanged) -> None:
         if isinstance(event, PauseChanged) and event.is_paused:
@@ -38,12 +34,9 @@ class Trouble:
             return
         self.paused.discard(event.engine_id)  # a new engine says itself that it is paused
         if isinstance(event, EngineRestarted):
-            self._restart(event)
-
-    def _restart(self, event: EngineRestarted) -> None:
-        self.restarts_total += 1
-        reason = event.reason[:LONGEST_SENTENCE]
-        self._restarts.append(Restart(at=event.at, engine=event.engine_id, reason=reason))
+            self.restarts_total += 1
+            reason = event.reason[:LONGEST_SENTENCE]
+            self.restarts.append(Restart(at=event.at, engine=event.engine_id, reason=reason))
 
     def note(self, kind: str, sentence: str, at: float) -> bool:
         """Count an error. False if there are too many kinds."""
@@ -78,14 +71,14 @@ class Tenants:
         if not self._requests[tenant, admitted]:
             del self._requests[tenant, admitted]
 
-    def rows(self, span: Span, is_ready: Callable[[AdapterId], bool]) -> tuple[tuple[TenantRow, ...], int]:
+    def rows(self, span: Span, ready: Container[AdapterId]) -> tuple[tuple[TenantRow, ...], int]:
         """A row for each tenant with requests now or tokens in the window, the busiest first, and how many have none.
 
-        `is_ready` says whether an adapter is in a slot: requests of one that is not are parked.
+        `ready` are the adapters that are in a slot: requests of one that is not are parked.
         """
         waiting, running, parked = Counter[str](), Counter[str](), Counter[str]()
         for (tenant, admitted), count in self._requests.items():
-            (waiting if admitted is None else running if is_ready(admitted) else parked)[tenant] += count
+            (waiting if admitted is None else running if admitted in ready else parked)[tenant] += count
         recent = (one for one in span.total.shares if isinstance(one, str))
         # The sole tenant of a server without keys has no name.
         figures = {name: span.figures_of(name) for name in {*recent, *waiting, *running, *parked} - {""}}
