@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -17,7 +16,6 @@ from rota.server.answers.respond import DataEvents, RotaBody, moves_field
 from rota.server.native.call import GenerateCall
 from rota.server.open_answers import name_of
 from rota.server.streams import Delta
-from rota.text.pieces import TokenPieces
 
 # ── bodies ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 # The response bodies of SGLang's routes, for /docs.
@@ -78,36 +76,14 @@ class HealthBody(BaseModel):
 # ── shape ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
-class LogprobFormat:
-    """How log-probabilities are written: with alternatives or without, with a token's text or without."""
-
-    pieces: TokenPieces
-    has_top: bool
-    has_text: bool
-
-    def of(self, side: str, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> dict[str, list[Any]]:
-        """The log-probabilities of the "input" or "output" tokens. A prompt's first token has none."""
-        chosen = [entry.chosen if entry else None for entry in logprobs]
-        written: dict[str, list[Any]] = {f"{side}_token_logprobs": list(map(self._entry, chosen, tokens))}
-        if self.has_top:
-            written[f"{side}_top_logprobs"] = [
-                [self._entry(value, token) for token, value in entry.top] if entry else None for entry in logprobs
-            ]
-        return written
-
-    def _entry(self, value: float | None, token: int) -> tuple[float | None, int, str | None]:
-        return value, token, self.pieces.name_of(token) if self.has_text else None
-
-
 class GenerateWriter(DataEvents):
     """One object per choice. Several choices come as a list, or with an index in a stream."""
 
     def __init__(self, answer: Answer, call: GenerateCall) -> None:
         super().__init__(answer)
+        self._call = call
         self._is_list = call.is_list or call.choices > 1
-        pieces = answer.tokenizer.pieces
-        self._logprobs = LogprobFormat(pieces, call.has_top, call.has_text) if call.has_logprobs else None
+        self._pieces = answer.tokenizer.pieces
         self._so_far = [Gathered(choice.position) for choice in answer.choices]
 
     def event(self, delta: Delta) -> bytes:
@@ -132,13 +108,28 @@ class GenerateWriter(DataEvents):
             "cached_tokens": choice.cached_tokens,
             **moves_field([(choice.position, move) for move in choice.moves]),
         }
-        if self._logprobs:
+        if self._call.has_logprobs:
             scores = [] if request.sampling.prompt_logprobs is None else [None, *so_far.scores]
-            meta |= self._logprobs.of("input", request.prompt[: len(scores)], scores)
-            meta |= self._logprobs.of("output", so_far.tokens, so_far.logprobs)
+            meta |= self._logprobs("input", request.prompt[: len(scores)], scores)
+            meta |= self._logprobs("output", so_far.tokens, so_far.logprobs)
         if so_far.finish_reason:
             meta["e2e_latency"] = time.monotonic() - request.arrived_at
         return {"text": so_far.said.content, "output_ids": so_far.tokens, "meta_info": meta}
+
+    def _logprobs(
+        self, side: str, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs | None]
+    ) -> dict[str, list[Any]]:
+        """The log-probabilities of the "input" or "output" tokens. A prompt's first token has none."""
+        chosen = [entry.chosen if entry else None for entry in logprobs]
+        written: dict[str, list[Any]] = {f"{side}_token_logprobs": list(map(self._entry, chosen, tokens))}
+        if self._call.has_top:
+            written[f"{side}_top_logprobs"] = [
+                [self._entry(value, token) for token, value in entry.top] if entry else None for entry in logprobs
+            ]
+        return written
+
+    def _entry(self, value: float | None, token: int) -> tuple[float | None, int, str | None]:
+        return value, token, self._pieces.name_of(token) if self._call.has_text else None
 
 
 def _finish_reason(so_far: Delta, choice: Choice) -> dict[str, Any] | None:
