@@ -8,12 +8,11 @@ import sys
 import time
 import unicodedata
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
-from http.client import HTTPResponse
 from typing import Any
 
-from rota.commands.server_call import LOOK_S, CallError, call, sentence_of
+from rota.commands.server_call import CallError, call, sentence_of
 
 # ── remote ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 # A remote server is asked over HTTP, and its answer read as it comes.
@@ -40,7 +39,7 @@ class Remote:
 
     def models(self) -> list[str]:
         """The base model's name, then its adapters. Raises CallError if the server does not answer."""
-        with self._call("/v1/models", None, LOOK_S) as response:
+        with call(self.url, self.api_key, "/v1/models") as response:
             try:
                 return [str(model["id"]) for model in json.load(response)["data"]]
             except (ValueError, KeyError, TypeError) as error:
@@ -51,13 +50,10 @@ class Remote:
         # No field that only some servers know.
         usage = {"include_usage": True}
         body = {"model": model, "messages": list(messages), "stream": True, "stream_options": usage, **options}
-        with self._call("/v1/chat/completions", body, STREAM_S) as response:
+        with call(self.url, self.api_key, "/v1/chat/completions", body, STREAM_S) as response:
             for line in response:
                 if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
                     yield _piece(data)
-
-    def _call(self, path: str, body: dict[str, Any] | None, timeout_s: float) -> AbstractContextManager[HTTPResponse]:
-        return call(self.url, self.api_key, path, body, timeout_s)
 
 
 def _piece(data: bytes) -> AnswerPiece:
