@@ -16,6 +16,7 @@ from rota.core.messages import AdapterFailed, AdapterFetched, AdapterReady, Mess
 from rota.core.plan import Pool, Scoring, Seat, StepPlan, StepResult, TokenLogprobs
 from rota.core.request import SamplingParams
 from rota.core.stages import Stage
+from rota.runtime.world import Device
 from tests.builders import VOCABULARY, capacity
 
 NextToken = Callable[[Sequence[int]], int]
@@ -64,7 +65,7 @@ class FakeTicket:
 
 
 @dataclass(slots=True)
-class FakeDevice:
+class FakeDevice(Device[FakeTicket]):
     """Computes at `submit`, as a real device's queue would, and lets `collect` wait `step_s` a step.
 
     It reads the context only through the page table and fails on a slot that nobody wrote. `plans` keeps

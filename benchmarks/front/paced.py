@@ -10,6 +10,7 @@ from rota.core.capacity import Capacity
 from rota.core.config import EngineConfig
 from rota.core.messages import AdapterFetched, AdapterReady, Message
 from rota.core.plan import StepPlan, StepResult
+from rota.runtime.world import Device
 
 Due = tuple[int, int]  # a step's tick, and how many tokens it gives
 
@@ -19,7 +20,7 @@ def paced_device(step_s: float, tokens: tuple[int, ...], _: EngineConfig) -> Pac
     return PacedDevice(step_s, tokens)
 
 
-class PacedDevice:
+class PacedDevice(Device[Due]):
     """A step a tick; with `step_s` 0 a step takes no time at all."""
 
     capacity = Capacity(blocks=8192, block_size=16, rows=256, max_sequence_tokens=8192, slots=8)

@@ -12,7 +12,7 @@ from rota.core.capacity import Capacity
 from rota.core.grammar import Grammar
 from rota.core.messages import Message
 from rota.core.plan import StepPlan, StepResult
-from rota.runtime.world import Device, FollowsGrammars
+from rota.runtime.world import Device
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Step:
 
 
 @dataclass(slots=True)
-class Timed:
+class Timed(Device[Any]):
     """A device beside its clock; `on_submit` is called before each step that computes."""
 
     device: Device[Any]
@@ -62,7 +62,7 @@ class Timed:
         self.device.listen(post)
 
     def prepare(self, grammar: Grammar, then: Callable[[], None]) -> bool:
-        return isinstance(self.device, FollowsGrammars) and self.device.prepare(grammar, then)
+        return self.device.prepare(grammar, then)
 
     def clear(self) -> None:
         """Forget the steps so far."""

@@ -230,6 +230,9 @@ class Engine:
         """Why an adapter cannot be served, as far as its config and headers tell; empty if it can. Blocks."""
         return self._adapters.check(adapter) if self._adapters is not None else ""
 
+    def dismiss(self) -> None:
+        """No other rank is told by this one."""
+
     def close(self) -> None:
         """End the threads that load adapters and prepare grammars, and leave the group."""
         if self._adapters is not None:

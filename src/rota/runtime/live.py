@@ -18,7 +18,7 @@ from rota.core.messages import Abort, AbortAll, AddAdapter, Message
 from rota.core.plan import StepPlan, StepResult
 from rota.core.request import Request
 from rota.runtime.heartbeat import BEAT_S, Heartbeat
-from rota.runtime.world import ChecksAdapters, Device, FollowsGrammars, Ticket, WorksWhileIdle
+from rota.runtime.world import Device, Ticket
 
 # ── preparation ─────────────────────────────────────────────────────────────────────────────────────────────────────
 # Requests wait outside the scheduler until their grammars are ready: a slow grammar makes nobody else late.
@@ -158,9 +158,9 @@ class LiveWorld(Generic[Ticket]):
         self._heartbeat = heartbeat
         self._caller = caller
         self._is_closed = False
-        self._checks = AdapterChecks(device.check) if isinstance(device, ChecksAdapters) else None
-        self._preparation = Preparation(device.prepare, inbox.post) if isinstance(device, FollowsGrammars) else None
-        self._idle_work = device.work_while_idle if isinstance(device, WorksWhileIdle) else None
+        self._checks = AdapterChecks(device.check)
+        self._preparation = Preparation(device.prepare, inbox.post)
+        self._has_idle_work = True  # until the device says that nothing is left
         device.listen(inbox.post)
 
     def now(self) -> float:
@@ -174,9 +174,7 @@ class LiveWorld(Generic[Ticket]):
         if messages is None:
             self._is_closed = True
             messages = [AbortAll(self.now())]
-        if self._checks is not None:
-            messages = self._checks.sift(messages)
-        return self._preparation.sift(messages) if self._preparation is not None else messages
+        return self._preparation.sift(self._checks.sift(messages))
 
     def _wait(self, until: float) -> list[Message] | None:
         """The inbox's messages. A loop with a heartbeat wakes to beat: nothing to do for a long time is no hang."""
@@ -185,11 +183,10 @@ class LiveWorld(Generic[Ticket]):
             wait_s = max(0.0, until - self.now())
             if self._heartbeat is not None:
                 self._heartbeat.beat()
-            messages = self._inbox.take(min(wait_s, QUIET_S if self._idle_work else nap_s))
+            messages = self._inbox.take(min(wait_s, QUIET_S if self._has_idle_work else nap_s))
             if messages or messages is None or self._is_wanted(until):
                 return messages
-            if self._idle_work and not self._idle_work():
-                self._idle_work = None
+            self._has_idle_work = self._has_idle_work and self._device.work_while_idle()
 
     def _is_wanted(self, until: float) -> bool:
         """Is a pass due, though no message came?"""

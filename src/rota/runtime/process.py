@@ -34,7 +34,6 @@ from rota.runtime.spool import Arrivals
 from rota.runtime.timeouts import KILL_S, LINGER_S, EngineTimeouts
 from rota.runtime.watch import Death, OnEvents, OnReady, OnWaiting, Watch
 from rota.runtime.wire import EarlyRecords, Failed, Outbox, Ready, Record, SocketInbox, encode, open_socket
-from rota.runtime.world import LeadsRanks, stages_of
 from rota.scheduler import Scheduler
 from rota.start import START
 
@@ -151,7 +150,7 @@ def _serve(build_device: BuildDevice, config: EngineConfig, inbox: zmq.Socket[by
     exchange, caller = _exchange(config)
     scheduler = Scheduler.from_config(config, device.capacity, exchange)
     freeze_heap()
-    outbox.send([Ready(device.capacity, stages_of(device), START.autotuned)])
+    outbox.send([Ready(device.capacity, device.stages, START.autotuned)])
     arrivals = Arrivals()
     messages = SocketInbox(inbox, caller.fileno() if caller else None, arrivals.take, early.others)
     world = LiveWorld(device, messages, Heartbeat(outbox.tell_alive, StepTimes.of(device.capacity)), caller)
@@ -162,8 +161,7 @@ def _serve(build_device: BuildDevice, config: EngineConfig, inbox: zmq.Socket[by
 
     run(scheduler, world, emit, config.scheduler.overlap_depth)
     arrivals.close()
-    if isinstance(device, LeadsRanks):
-        device.dismiss()
+    device.dismiss()
 
 
 def _exchange(config: EngineConfig) -> tuple[Exchange, Any]:

@@ -23,7 +23,7 @@ from rota.core.standstill import StoodStill, WentOn
 from rota.runtime.live import LiveWorld, ThreadInbox
 from rota.runtime.loop import run
 from rota.runtime.promises import Promises
-from rota.runtime.world import Device, stages_of
+from rota.runtime.world import Device
 from rota.scheduler import Scheduler
 
 # How allocators say that memory is short, under whatever class of error.
@@ -203,7 +203,7 @@ class InProcessService(EngineService):
         try:
             device = self._build_device()
             scheduler = Scheduler.from_config(self._config, device.capacity)
-            self._board.set(ServiceState(phase=ServicePhase.READY, capacity=device.capacity, start=stages_of(device)))
+            self._board.set(ServiceState(phase=ServicePhase.READY, capacity=device.capacity, start=device.stages))
             run(scheduler, LiveWorld(device, self._inbox), self._on_events, self._config.scheduler.overlap_depth)
             reason = "The engine was stopped."
         except Exception as error:  # the border of a thread: all waiting clients must hear of any failure

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Protocol, TypeVar
 
 from rota.core.adapter import Adapter
 from rota.core.capacity import Capacity
@@ -34,64 +34,39 @@ class World(Protocol[Ticket]):
 
 
 class Device(Protocol[Ticket]):
-    """The part of a live world that computes: the engine, or a fake in tests."""
+    """The part of a live world that computes: the engine, or a fake in tests.
+
+    A device that inherits from this class says only what it has; the engine's room may not know the class, and has all.
+    """
 
     @property
     def capacity(self) -> Capacity: ...
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """How long the parts of its building took, as far as they are known."""
+        return ()
 
     def listen(self, post: Callable[[Message], None]) -> None:
         """From now on report adapters through `post`, from any thread."""
         ...
 
+    def check(self, adapter: Adapter) -> str:
+        """Why an unread adapter cannot be served, in a sentence; empty if nothing is known. From any thread; blocks."""
+        return ""
+
+    def prepare(self, grammar: Grammar, then: Callable[[], None]) -> bool:
+        """True: `then` is called once requests may follow the grammar, from any thread. False: they may now."""
+        return False
+
     def submit(self, plan: StepPlan) -> Ticket: ...
 
     def collect(self, ticket: Ticket) -> StepResult: ...
 
-
-@runtime_checkable
-class ChecksAdapters(Protocol):
-    """A device that can say what speaks against an adapter without reading it."""
-
-    def check(self, adapter: Adapter) -> str:
-        """Why the adapter cannot be served, in a sentence; empty if nothing is known. From any thread; blocks."""
-        ...
-
-
-@runtime_checkable
-class TellsStages(Protocol):
-    """A device that knows how long the parts of its building took."""
-
-    @property
-    def stages(self) -> tuple[Stage, ...]: ...
-
-
-def stages_of(device: object) -> tuple[Stage, ...]:
-    """The stages of a device's building; none if it does not know them."""
-    return device.stages if isinstance(device, TellsStages) else ()
-
-
-@runtime_checkable
-class LeadsRanks(Protocol):
-    """A device with other ranks behind it."""
+    def work_while_idle(self) -> bool:
+        """Do a little of what can wait until there is nothing else to do; False if nothing is left to do."""
+        return False
 
     def dismiss(self) -> None:
-        """Let the others end; no plan may follow."""
-        ...
-
-
-@runtime_checkable
-class FollowsGrammars(Protocol):
-    """A device that may need time for a grammar before a request with it can run."""
-
-    def prepare(self, grammar: Grammar, then: Callable[[], None]) -> bool:
-        """True: `then` is called once the grammar is ready, from any thread. False: it is ready."""
-        ...
-
-
-@runtime_checkable
-class WorksWhileIdle(Protocol):
-    """A device with work that can wait until there is nothing else to do."""
-
-    def work_while_idle(self) -> bool:
-        """Do a little of it; False if nothing is left to do."""
-        ...
+        """Let other ranks end, if there are any; no plan may follow."""
+        return

@@ -18,6 +18,7 @@ from rota.core.capacity import Capacity
 from rota.core.config import EngineConfig
 from rota.core.messages import AdapterFailed, Message
 from rota.core.plan import StepPlan, StepResult
+from rota.runtime.world import Device
 from tests.processes import started
 from tests.waiting import TIMEOUT_S
 
@@ -96,13 +97,17 @@ class Ranks:
             self._post(message)
 
 
-class GroupDevice:
-    """A `Device` of several ranks: each gets every plan; their tokens must be the same."""
+class GroupDevice(Device[int]):
+    """A device of several ranks: each gets every plan; their tokens must be the same."""
 
     def __init__(self, ranks: Ranks, capacity: Capacity) -> None:
         self._ranks = ranks
-        self.capacity = capacity
+        self._capacity = capacity
         self.plans: list[StepPlan] = []
+
+    @property
+    def capacity(self) -> Capacity:
+        return self._capacity
 
     def listen(self, post: Callable[[Message], None]) -> None:
         self._ranks.listen(post)

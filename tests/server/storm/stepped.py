@@ -8,6 +8,7 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any
 
+from rota.core.capacity import Capacity
 from rota.core.config import EngineConfig
 from rota.core.events import EngineRestarted, Event
 from rota.core.ids import AdapterId
@@ -17,6 +18,7 @@ from rota.runtime.live import LiveWorld
 from rota.runtime.loop import run
 from rota.runtime.promises import Promises
 from rota.runtime.service import Deliver, ServicePhase, ServiceState, StateBoard, refuse
+from rota.runtime.world import Device
 from rota.scheduler import Scheduler
 from tests.scheduler.balance import check_balance
 from tests.waiting import TIMEOUT_S
@@ -100,15 +102,22 @@ class SteppedInbox:
         self._go.release()  # the first pass after it aborts what is open, the second finds nothing
 
 
-class WatchedDevice:
+class WatchedDevice(Device[Any]):
     """A real engine, and beside it a device of integers that sees whose KV each row reads."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
-        self.capacity, self.listen = engine.capacity, engine.listen
+        self._capacity: Capacity = engine.capacity
         self.watch = WatchfulDevice(engine.capacity)
         self.ordered = 0  # reads and copies, each of which ends in one report
         self.dies_at = ""  # "submit", "collect", or "receive", which the inbox sees to
+
+    @property
+    def capacity(self) -> Capacity:
+        return self._capacity
+
+    def listen(self, post: Callable[[Message], None]) -> None:
+        self._engine.listen(post)
 
     def submit(self, plan: StepPlan) -> Any:
         if self.dies_at == "submit":

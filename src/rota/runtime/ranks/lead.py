@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Generic
+from typing import Any
 
 import zmq
 
@@ -30,7 +30,7 @@ from rota.runtime.ranks.meeting import MEET_S, MakeDevice, Meeting, Socket, fact
 from rota.runtime.ranks.processes import FollowerJob, FollowerProcesses, LaunchedProcess, torchrun_place
 from rota.runtime.timeouts import EngineTimeouts, Silence
 from rota.runtime.wire import Alive, Building, Failed, Ready, decode
-from rota.runtime.world import ChecksAdapters, Device, FollowsGrammars, Ticket, stages_of
+from rota.runtime.world import Device, Ticket
 from rota.start import START
 
 # ── agreement ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -253,7 +253,7 @@ class ReportListener:
 # The leader is a device: every plan goes to the followers first and then to its own engine.
 
 
-class Leader(Generic[Ticket]):
+class Leader(Device[Ticket]):
     """Rank 0's device and, behind it, those of all other ranks. The loop does not know."""
 
     def __init__(
@@ -276,7 +276,7 @@ class Leader(Generic[Ticket]):
     @property
     def stages(self) -> tuple[Stage, ...]:
         """Rank 0's: no rank is ready before the others."""
-        return stages_of(self._device)
+        return self._device.stages
 
     def listen(self, post: Callable[[Message], None]) -> None:
         self._agreement.listen(post)
@@ -284,11 +284,11 @@ class Leader(Generic[Ticket]):
 
     def check(self, adapter: Adapter) -> str:
         """Rank 0's files speak for all: a rank that cannot read the adapter says so when it does."""
-        return self._device.check(adapter) if isinstance(self._device, ChecksAdapters) else ""
+        return self._device.check(adapter)
 
     def prepare(self, grammar: Grammar, then: Callable[[], None]) -> bool:
         """Rank 0 alone follows grammars."""
-        return isinstance(self._device, FollowsGrammars) and self._device.prepare(grammar, then)
+        return self._device.prepare(grammar, then)
 
     def submit(self, plan: StepPlan) -> Ticket:
         self._listener.check()
