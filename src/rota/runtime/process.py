@@ -33,7 +33,7 @@ from rota.runtime.spares import Spares
 from rota.runtime.spool import Arrivals
 from rota.runtime.timeouts import KILL_S, LINGER_S, EngineTimeouts
 from rota.runtime.watch import Death, OnEvents, OnReady, OnWaiting, Watch
-from rota.runtime.wire import EarlyRecords, Failed, Outbox, Ready, Record, SocketInbox, encode, open_socket
+from rota.runtime.wire import Failed, Outbox, Ready, Record, SocketInbox, encode, open_socket
 from rota.scheduler import Scheduler
 from rota.start import START
 
@@ -144,15 +144,16 @@ def engine_main(build_device: BuildDevice, config: EngineConfig, endpoints: Endp
 
 
 def _serve(build_device: BuildDevice, config: EngineConfig, inbox: zmq.Socket[bytes], outbox: Outbox) -> None:
-    early = EarlyRecords(inbox, outbox.tell_progress)
-    START.wait_for_first = early.wait_for_first
+    arrivals = Arrivals()
+    messages = SocketInbox(inbox, arrivals)
+    START.wait_for_first = partial(messages.wait_for_first, outbox.tell_progress)
     device = build_device()
     exchange, caller = _exchange(config)
     scheduler = Scheduler.from_config(config, device.capacity, exchange)
     freeze_heap()
     outbox.send([Ready(device.capacity, device.stages, START.autotuned)])
-    arrivals = Arrivals()
-    messages = SocketInbox(inbox, caller.fileno() if caller else None, arrivals.take, early.others)
+    if caller:
+        messages.wake_with(caller.fileno())
     world = LiveWorld(device, messages, Heartbeat(outbox.tell_alive, StepTimes.of(device.capacity)), caller)
 
     def emit(events: list[Event]) -> None:

@@ -118,10 +118,6 @@ def receive_all(socket: zmq.Socket[bytes], wait_s: float = 0.0) -> list[Any]:
     return records
 
 
-# Makes a message of what has come, or keeps it: then None.
-Take = Callable[[Message | UploadPiece], Message | None]
-
-
 class Outbox:
     """The engine's records on their way to the supervisor, from any thread: kernels are compiled in a thread."""
 
@@ -146,51 +142,38 @@ class Outbox:
         self.send([Alive(expected_s)])
 
 
-class EarlyRecords:
-    """What comes while an engine is built: what its first adapters need, and messages for its loop."""
+class SocketInbox:
+    """An inbox for messages from another process and from threads of this process; `Stop` closes it."""
 
-    def __init__(self, socket: zmq.Socket[bytes], tell_progress: Callable[[str], None]) -> None:
-        self._socket, self._tell_progress = socket, tell_progress
-        self.others: list[Record] = []
+    def __init__(self, socket: zmq.Socket[bytes], arrivals: Arrivals | None = None) -> None:
+        self._socket = socket
+        self._arrivals = arrivals or Arrivals()
+        self._early: list[Record] = []
+        self._doorbell = Doorbell()
+        self._poller = zmq.Poller()
+        self._poller.register(socket, zmq.POLLIN)
+        self._poller.register(self._doorbell.fileno(), zmq.POLLIN)
+        self._is_closed = False
 
-    def wait_for_first(self) -> FirstAdapters:
-        """Blocks. The server looks at folders meanwhile, and a slow disk is no hang."""
+    def wait_for_first(self, tell_progress: Callable[[str], None]) -> FirstAdapters:
+        """What the first adapters need, for an engine that is being built; messages for its loop are kept.
+
+        Blocks. The server looks at folders meanwhile, and a slow disk is no hang.
+        """
         first: FirstAdapters | None = None
         while first is None:
-            self._tell_progress("looks at the adapters to start with")
+            tell_progress("looks at the adapters to start with")
             self._socket.poll(math.ceil(BEAT_S * 1000.0))
             for record in receive_all(self._socket):
                 if isinstance(record, First):
                     first = record.adapters
                 else:
-                    self.others.append(record)
+                    self._early.append(record)
         return first
 
-
-class SocketInbox:
-    """An inbox for messages from another process and from threads of this process; `Stop` closes it."""
-
-    def __init__(
-        self,
-        socket: zmq.Socket[bytes],
-        bell: int | None = None,
-        take: Take | None = None,
-        early: Sequence[Record] = (),
-    ) -> None:
-        """`bell` is a file that becomes readable when the loop is wanted though no message comes.
-
-        `early` are records that came before this inbox was there.
-        """
-        self._take: Take = take or Arrivals().take
-        self._socket = socket
-        self._early = list(early)
-        self._doorbell = Doorbell()
-        self._poller = zmq.Poller()
-        self._poller.register(socket, zmq.POLLIN)
-        for file in (self._doorbell.fileno(), bell):
-            if file is not None:
-                self._poller.register(file, zmq.POLLIN)
-        self._is_closed = False
+    def wake_with(self, bell: int) -> None:
+        """`bell` is a file that becomes readable when the loop is wanted though no message comes."""
+        self._poller.register(bell, zmq.POLLIN)
 
     def post(self, message: Message) -> None:
         self._doorbell.post(message)
@@ -208,6 +191,6 @@ class SocketInbox:
                 self._is_closed = True
                 break
             # If a device was built without it, `First` comes too late to matter.
-            if not isinstance(record, First) and (message := self._take(record)) is not None:
+            if not isinstance(record, First) and (message := self._arrivals.take(record)) is not None:
                 messages.append(message)
         return None if self._is_closed and not messages else messages

@@ -37,7 +37,9 @@ class Rank:
         receiver, self._sender = open_socket(context, zmq.PULL), open_socket(context, zmq.PUSH)
         receiver.bind(f"inproc://rank-{rank}")
         self._sender.connect(f"inproc://rank-{rank}")
-        inbox = SocketInbox(receiver, bell=caller.fileno() if caller else None)
+        inbox = SocketInbox(receiver)
+        if caller:
+            inbox.wake_with(caller.fileno())
         scheduler = Scheduler.from_config(config, device.capacity, self)
         world = LiveWorld(device, inbox, caller=caller)
         self._thread = threading.Thread(target=run, args=(scheduler, world, self.events.extend))
