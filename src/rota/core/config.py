@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -56,13 +57,8 @@ class ListenConfig:
     )
 
     def __post_init__(self) -> None:
-        for name in ("max_connections", "max_connections_per_address"):
-            value = getattr(self, name)
-            if value != "auto" and value < 1:
-                raise ConfigError(f"{name} must be at least 1, not {value}.")
-        for name in ("head_timeout", "body_timeout"):
-            if not 0.0 < getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} must be a finite number above 0, not {getattr(self, name)}.")
+        _at_least(1, self, "max_connections", "max_connections_per_address")
+        _above_0(self, "head_timeout", "body_timeout")
         for proxy in self.trusted_proxies:
             _check_network(proxy)
         for origin in self.allowed_origins:
@@ -147,12 +143,8 @@ class ModelConfig:
     enable_cuda_graphs: bool = option(True, "Replay steps of common sizes as CUDA graphs (GPU only).")
 
     def __post_init__(self) -> None:
-        _at_least("context_length", self.context_length, 2)
-        if self.cpu_threads != "auto":
-            _at_least("cpu_threads", self.cpu_threads, 1)
-        _at_least("tensor_parallel_size", self.tensor_parallel_size, 1)
-        if self.data_parallel_size != "auto":
-            _at_least("data_parallel_size", self.data_parallel_size, 1)
+        _at_least(2, self, "context_length")
+        _at_least(1, self, "cpu_threads", "tensor_parallel_size", "data_parallel_size")
         if self.ray_address is not None and self.data_parallel_backend != "ray":
             raise ConfigError(
                 f"ray_address is '{self.ray_address}', but replicas run on this machine; leave it out, or add "
@@ -185,9 +177,8 @@ class CacheConfig:
             raise ConfigError(
                 f"kv_block_size must be a power of two of at least 8 (8, 16, 32, …), not {self.kv_block_size}."
             )
-        _at_least("kv_blocks", self.kv_blocks, 2)
-        if self.mem_fraction_static is not None and not 0.0 < self.mem_fraction_static < 1.0:
-            raise ConfigError(f"mem_fraction_static must lie between 0 and 1, not {self.mem_fraction_static}.")
+        _at_least(2, self, "kv_blocks")
+        _a_share(self, "mem_fraction_static")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,12 +201,10 @@ class SchedulerConfig:
     overlap_depth: Literal[1, 2] = option(2, "Steps in flight: 2 plans the next step while the device runs this one.")
 
     def __post_init__(self) -> None:
-        _at_least("max_running_requests", self.max_running_requests, 1)
-        _at_least("max_queued_requests", self.max_queued_requests, 1)
-        _at_least("chunked_prefill_size", self.chunked_prefill_size, 1)
-        _at_least("prefill_max_requests", self.prefill_max_requests, 1)
-        if self.max_step_ms != "auto" and not 0.0 < self.max_step_ms < math.inf:
-            raise ConfigError(f"max_step_ms must be a finite number above 0, not {self.max_step_ms}.")
+        _at_least(
+            1, self, "max_running_requests", "max_queued_requests", "chunked_prefill_size", "prefill_max_requests"
+        )
+        _above_0(self, "max_step_ms")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,18 +263,11 @@ class LoraConfig:
     )
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.adapter_cache_gb < math.inf:
-            raise ConfigError(f"adapter_cache_gb must be a finite number above 0, not {self.adapter_cache_gb}.")
+        _above_0(self, "adapter_cache_gb")
         parse_lora_paths(self.lora_paths)
-        if self.max_lora_rank != "auto":
-            _at_least("max_lora_rank", self.max_lora_rank, 1)
-        _at_least("max_loaded_loras", self.max_loaded_loras, 1)
-        if self.lora_memory_share is not None and not 0.0 < self.lora_memory_share < 1.0:
-            raise ConfigError(f"lora_memory_share must lie between 0 and 1, not {self.lora_memory_share}.")
-        if self.max_loras_per_batch == "auto":
-            return
-        _at_least("max_loras_per_batch", self.max_loras_per_batch, 1)
-        if self.max_loaded_loras < self.max_loras_per_batch:
+        _at_least(1, self, "max_lora_rank", "max_loaded_loras", "max_loras_per_batch")
+        _a_share(self, "lora_memory_share")
+        if self.max_loras_per_batch != "auto" and self.max_loaded_loras < self.max_loras_per_batch:
             raise ConfigError(
                 f"max_loaded_loras is {self.max_loaded_loras}, fewer than max_loras_per_batch "
                 f"({self.max_loras_per_batch}): an adapter on the device is also kept in host memory."
@@ -364,21 +346,15 @@ class ServerConfig(ListenConfig):
     def __post_init__(self) -> None:
         # Not super(): a dataclass with slots is made anew, and super() has the old class.
         ListenConfig.__post_init__(self)
-        for name in ("metrics_max_adapters", "metrics_max_keys"):
-            if (value := getattr(self, name)) < 0:
-                raise ConfigError(f"{name} must be at least 0, not {value}.")
+        _at_least(0, self, "metrics_max_adapters", "metrics_max_keys")
+        _at_least(1, self, "max_body_mb", "max_adapter_body_mb")
+        _above_0(self, "stream_keep_alive", "request_timeout")
         if self.metrics_port and self.metrics_port == self.port:
             raise ConfigError(f"metrics_port and port are both {self.port}; give metrics_port another number.")
-        _at_least("max_body_mb", self.max_body_mb, 1)
-        _at_least("max_adapter_body_mb", self.max_adapter_body_mb, 1)
-        if not 0.0 < self.stream_keep_alive < math.inf:
-            raise ConfigError(f"stream_keep_alive must be a finite number above 0, not {self.stream_keep_alive}.")
         if not 1.0 <= self.engine_silence_s < math.inf:
             raise ConfigError(f"engine_silence_s must be a finite number of at least 1, not {self.engine_silence_s}.")
         if not 0.0 <= self.drain_timeout < math.inf:
             raise ConfigError(f"drain_timeout must be a finite number of seconds, 0 or more, not {self.drain_timeout}.")
-        if self.request_timeout is not None and not 0.0 < self.request_timeout < math.inf:
-            raise ConfigError(f"request_timeout must be a finite number above 0, not {self.request_timeout}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -415,6 +391,21 @@ class EngineConfig:
     meeting: str = ""  # where the ranks' engines find each other; empty: the ranks have not met yet
 
 
-def _at_least(name: str, value: int | None, low: int) -> None:
-    if value is not None and value < low:
-        raise ConfigError(f"{name} must be at least {low}, not {value}.")
+def _at_least(low: int, config: object, *names: str) -> None:
+    _refuse_unless(lambda value: value >= low, f"be at least {low}", config, names)
+
+
+def _above_0(config: object, *names: str) -> None:
+    _refuse_unless(lambda value: 0.0 < value < math.inf, "be a finite number above 0", config, names)
+
+
+def _a_share(config: object, *names: str) -> None:
+    _refuse_unless(lambda value: 0.0 < value < 1.0, "lie between 0 and 1", config, names)
+
+
+def _refuse_unless(holds: Callable[[float], bool], what: str, config: object, names: Iterable[str]) -> None:
+    """Raises ConfigError for the first field that is a number, and not such a one; None and 'auto' are none."""
+    for name in names:
+        value = getattr(config, name)
+        if isinstance(value, int | float) and not holds(value):
+            raise ConfigError(f"{name} must {what}, not {value}.")
