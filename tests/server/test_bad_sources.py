@@ -15,7 +15,7 @@ import pytest
 
 from rota.llm.config import build_device, engine_config
 from rota.runtime.registry import Registry
-from rota.server.adapters.manager import Locating
+from rota.server.adapters.manager import locating
 from rota.sources.disk_cache import DiskCache
 from rota.sources.download import Download
 from rota.sources.hub import Hub
@@ -134,7 +134,7 @@ def _serving(disk: Path, opened: Opened):
     config = engine_config(options, quiet=True)
     registry = Registry("tiny", str(disk / "tiny"))
     locator = Locator(None, Sources(DiskCache(disk / "cache", 10**8), opened))
-    lookup = {"locate": Locating(locator), "prefix": Prefix("s3://adapters/tenants")}
+    lookup = {"locate": locating(locator), "prefix": Prefix("s3://adapters/tenants")}
     service = threads(partial(build_device, config), config)  # no node of a cluster has this process's credentials
     return running(made_app(service, Tokenizer(disk / "tiny"), registry, **lookup))
 

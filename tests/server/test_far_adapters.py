@@ -18,7 +18,7 @@ from rota.llm.config import build_device, engine_config, locator_for
 from rota.runtime.registry import Registry
 from rota.server.access.access import Access
 from rota.server.access.key_file import read_keys
-from rota.server.adapters.manager import Locating
+from rota.server.adapters.manager import locating
 from rota.sources.sources import sources_for
 from rota.text.tokenizer import Tokenizer
 from tests.engine.lora.adapter_factory import change_config, make_adapter
@@ -87,7 +87,7 @@ def client(disk) -> Iterator[httpx.Client]:
     registry = Registry("tiny", str(disk / "tiny"))
     service = threads(partial(build_device, config), config)  # no node of a cluster has this process's credentials
     access = Access(registry, read_keys([], str(disk / "keys.toml"), root))
-    locate = Locating(locator_for(config.lora))
+    locate = locating(locator_for(config.lora))
     with (
         running(made_app(service, Tokenizer(disk / "tiny"), registry, access=access, locate=locate)) as url,
         httpx.Client(base_url=url) as client,

@@ -213,7 +213,7 @@ def _new_app(
     on_finish: Sequence[OnEnd],
     service_tasks: Sequence[ServiceTask],
 ) -> FastAPI:
-    from rota.server.adapters.manager import Locating
+    from rota.server.adapters.manager import locating
     from rota.server.app import ROUTES, create_app, routes_of_dialects
     from rota.server.context import AppParts
     from rota.server.errors import unheard
@@ -228,7 +228,7 @@ def _new_app(
         access=access,
         config=server,
         engine=config,
-        locate=Locating(locator_for(config.lora)),
+        locate=locating(locator_for(config.lora)),
         prefix=prefix,
         watchers=[feed] if feed else (),
         on_finish=on_finish,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from weakref import WeakValueDictionary
 
 from rota.core.adapter import Adapter
 from rota.core.errors import AdapterError, DiskError, Fault, FaultCode, RequestError, RotaError
@@ -100,30 +100,6 @@ def _error_of(event: AdapterRefused) -> RotaError:
     return AdapterError(event.reason)
 
 
-# ── name locks ──────────────────────────────────────────────────────────────────────────────────────────────────────
-# Name locks let one update of a name at a time go on, in the order in which they came.
-
-
-class NameLocks:
-    """A lock is there only while a call holds it or waits for it."""
-
-    def __init__(self) -> None:
-        self._locks: dict[str, asyncio.Lock] = {}
-        self._users: Counter[str] = Counter()
-
-    @asynccontextmanager
-    async def lock(self, name: str) -> AsyncIterator[None]:
-        lock = self._locks.setdefault(name, asyncio.Lock())
-        self._users[name] += 1
-        try:
-            async with lock:
-                yield
-        finally:
-            self._users[name] -= 1
-            if not self._users[name]:
-                del self._locks[name], self._users[name]
-
-
 # ── locating ────────────────────────────────────────────────────────────────────────────────────────────────────────
 # Adapters of sources are located in threads of their own: a slow source must not take the threads of others.
 
@@ -138,17 +114,16 @@ async def as_asked(asked: LoraPath) -> LoraPath:
     return asked
 
 
-class Locating:
+def locating(locator: Locator) -> Locate:
     """For the event loop, which does not wait: it hears of the address in its time."""
+    pool = ThreadPoolExecutor(THREADS, "adapter-listing")
 
-    def __init__(self, locator: Locator) -> None:
-        self._locator = locator
-        self._pool = ThreadPoolExecutor(THREADS, "adapter-listing")
-
-    async def __call__(self, asked: LoraPath) -> LoraPath:
-        if not self._locator.may_be_far(asked):
+    async def locate(asked: LoraPath) -> LoraPath:
+        if not locator.may_be_far(asked):
             return asked
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self._locator.locate, asked)
+        return await asyncio.get_running_loop().run_in_executor(pool, locator.locate, asked)
+
+    return locate
 
 
 # ── adapters ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -187,7 +162,8 @@ class AdapterManager:
         self._registry = registry
         self._timeout_s = timeout_s
         self._loading, self._unloading = Outcomes(), Outcomes()
-        self._names = NameLocks()
+        # Those that an update holds or waits for.
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._locate, self._reloads_changed = locate, reloads_changed
         self._reloads: set[asyncio.Task[None]] = set()
         # Say whether a version must stay though its name means another. Who begins to say no calls `retire`.
@@ -217,6 +193,10 @@ class AdapterManager:
             return await self.update(asked, decide=decide)
         return await self._add(decide(await self._locate(asked)))
 
+    def _lock(self, name: str) -> asyncio.Lock:
+        """Lets one update of a name at a time go on, in the order in which they came."""
+        return self._locks.setdefault(name, asyncio.Lock())
+
     async def _add(self, asked: LoraPath) -> Adapter:
         adapter = self._registry.add(asked)
         await self._read(adapter, is_more=True)
@@ -228,7 +208,7 @@ class AdapterManager:
         A name is updated once at a time: otherwise, the version that is read longest would win. `decide` is asked under
         the name's lock, before the version is read and once more before the name means it.
         """
-        async with self._names.lock(asked.name):
+        async with self._lock(asked.name):
             asked = decide(await self._locate(asked))
             old = self._registry.loaded(asked.name)
             if old is None:
@@ -246,7 +226,7 @@ class AdapterManager:
 
     async def use(self, adapter: Adapter, terms: Terms = AT_ONCE, check: Callable[[], object] = lambda: None) -> None:
         """A name means this version of it from now on: one that was staged or kept. `check` may refuse that."""
-        async with self._names.lock(adapter.name):
+        async with self._lock(adapter.name):
             check()
             if self._registry.by_id(adapter.adapter_id) is None:
                 raise AdapterError(f"Version {adapter.version} of '{adapter.name}' was unloaded; load it again.")
@@ -379,7 +359,7 @@ class AdapterManager:
     async def _reload(self, adapter: Adapter) -> None:
         """What lies in the place of a version by now becomes the next one. It is an act of the key that loaded it."""
         outcome = OK
-        async with self._names.lock(adapter.name):
+        async with self._lock(adapter.name):
             if not self._registry.has(adapter):
                 return  # a client was faster
             try:
