@@ -111,7 +111,6 @@ class SupervisedService(EngineService):
         self._timeouts = timeouts or EngineTimeouts()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._stopping = threading.Event()
-        self._was_ever_ready = False
         self._autotuned: tuple[AutotuneResult, ...] = ()  # what the last engine has tried out
 
     @property
@@ -165,7 +164,7 @@ class SupervisedService(EngineService):
                 quick_deaths = quick_deaths + 1 if is_quick else 0
             if is_quick:
                 self._autotuned = ()  # should one of its choices be at fault, the next engine tries for itself
-            if death.last_words and not self._was_ever_ready:
+            if death.last_words and not self.state.has_served:
                 # The model or the flags are wrong, and would be so the next time.
                 return self._go_down(death.reason)
             if quick_deaths >= self._timeouts.quick_deaths:
@@ -201,12 +200,11 @@ class SupervisedService(EngineService):
     def _on_ready(self, ready: Ready) -> None:
         self._autotuned, pid = ready.autotuned, self._engine.pid
         state = ServiceState(phase=ServicePhase.READY, capacity=ready.capacity, engine_pid=pid)
-        first, again = replace(state, start=ready.stages), replace(state, restart=ready.stages)
-        self._board.set(again if self._was_ever_ready else first)
-        if self._was_ever_ready:
-            fields = {"engine": self._config.engine_id, "pid": pid, **stage_fields(ready.stages)}
-            LOG.warning("The engine serves again.", extra={"fields": fields})
-        self._was_ever_ready = True
+        if not self.state.has_served:
+            return self._board.set(replace(state, start=ready.stages))
+        self._board.set(replace(state, restart=ready.stages))
+        fields = {"engine": self._config.engine_id, "pid": pid, **stage_fields(ready.stages)}
+        LOG.warning("The engine serves again.", extra={"fields": fields})
 
     def _on_waiting(self, reason: str) -> None:
         with self._lock:

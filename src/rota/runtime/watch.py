@@ -46,7 +46,6 @@ class Death:
 
     last_words: str
     exit_code: int | None  # None: it was killed and has not ended yet
-    was_ready: bool
     served_s: float
     hung_at_once: bool = False  # it was killed for its silence before it had finished any step
     ending: str = ""  # why it ended, if that is known: its machine is gone
@@ -106,7 +105,6 @@ class Watch:
         return Death(
             last_words=self._last_words,
             exit_code=self._process.exitcode,
-            was_ready=self._ready_at < math.inf,
             served_s=max(0.0, time.monotonic() - self._ready_at),
             hung_at_once=self._has_hung and not self._made_steps,
             failed=self._has_failed(),
