@@ -266,12 +266,16 @@ class Leader(Device[Ticket]):
         hang_up: Callable[[], None],
     ) -> None:
         self._device = device
-        self.capacity = capacity
+        self._capacity = capacity
         self._meeting = meeting
         self._agreement = agreement
         self._listener = listener
         self._hang_up = hang_up
         self._is_torn = False
+
+    @property
+    def capacity(self) -> Capacity:
+        return self._capacity
 
     @property
     def stages(self) -> tuple[Stage, ...]:
