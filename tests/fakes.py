@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from rota.core.adapter import Adapter
 from rota.core.capacity import Capacity
+from rota.core.config import EngineConfig
 from rota.core.ids import BASE, AdapterId, BlockId, Row, Slot
 from rota.core.messages import AdapterFailed, AdapterFetched, AdapterReady, Message
 from rota.core.plan import Pool, Scoring, Seat, StepPlan, StepResult, TokenLogprobs
@@ -207,3 +208,8 @@ class FakeDevice(Device[FakeTicket]):
 def _logprobs(token: int, count: int | None) -> TokenLogprobs:
     """The chosen token is the likeliest, and its neighbours follow."""
     return TokenLogprobs(-0.5, tuple(((token + i) % VOCABULARY, -0.5 - i) for i in range(count or 0)))
+
+
+def spelling_device(_: EngineConfig) -> FakeDevice:
+    """For a server in a program of its own, whose engine's process looks the function up by its name."""
+    return FakeDevice(next_token=alphabet)

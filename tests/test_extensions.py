@@ -70,7 +70,7 @@ class Without(MetaPathFinder):
 sys.meta_path.insert(0, Without())
 import rota.commands.serve
 from rota.core.config import EngineConfig, ModelConfig, ServerConfig
-from tests.runtime.ranks.rank_devices import spelling_rank
+from tests.fakes import spelling_device
 # Once for all copies. None of it is an extension, or it could not be hidden any more.
 import fastapi, tokenizers, uvicorn
 import rota.commands.engines, rota.server.app, rota.server.listen
@@ -91,7 +91,7 @@ for folder in ["", *folders]:
         hidden = folder
         config = EngineConfig(model=ModelConfig(model_path=model), quiet=True)
         on_ready = lambda url: threading.Thread(target=ask, args=(url,)).start()
-        rota.commands.serve.serve_model(config, ServerConfig(port=0), on_ready, partial(spelling_rank, Path(model)))
+        rota.commands.serve.serve_model(config, ServerConfig(port=0), on_ready, spelling_device)
         os._exit(0)
     os.waitpid(child, 0)
 """

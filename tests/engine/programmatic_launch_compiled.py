@@ -1,6 +1,6 @@
 """Compiles kernels of a chain for a Hopper GPU that need not be here, and prints as JSON what they do before they wait.
 
-python -m tests.engine.chain_compiled
+python -m tests.engine.programmatic_launch_compiled
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import triton.language as tl
 
 from rota.engine.model.gemm_choice import NARROW
 from rota.engine.ops.kernels import rms_norm_kernel, silu_multiply_kernel
+from rota.engine.quantised.codes import LARGEST, SMALLEST
 from rota.engine.row_product import row_product_kernel
 from tests.engine.kernels_compiled import compile_kernel
 
@@ -24,10 +25,11 @@ PRODUCT = {
     "x_scales": None, "scales": None, "STEP": STEP, "COLUMNS": COLUMNS, "ROWS": 16, "IS_SHARED": True, "AT_ONCE": 8,
     "HAS_BIAS": False, "OPERAND": tl.bfloat16, "AHEAD": 2,
 }  # fmt: skip
+NO_CODES = {"codes": None, "scales": None, "MOST": LARGEST, "LEAST": SMALLEST}
 KERNELS: dict[str, tuple[Any, dict[str, Any]]] = {
     "product": (row_product_kernel, PRODUCT),
-    "norm": (rms_norm_kernel, {"WIDTH": 4096, "COLUMNS": 4096, "ADD": True, "EARLY": True}),
-    "silu": (silu_multiply_kernel, {"WIDTH": 14336, "COLUMNS": 2048}),
+    "norm": (rms_norm_kernel, {"WIDTH": 4096, "COLUMNS": 4096, "ADD": True, **NO_CODES}),
+    "silu": (silu_multiply_kernel, {"WIDTH": 14336, "COLUMNS": 2048, **NO_CODES}),
 }
 
 
