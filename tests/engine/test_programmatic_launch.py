@@ -43,7 +43,7 @@ def test_every_kernel_that_is_launched_early_waits():
         for name, text in texts.items()
         if "PROGRAMMATIC: tl.constexpr" in text
     }
-    assert sum(able.values()) >= 12
+    assert sum(able.values()) >= 11
     assert able == {name: texts[name].count("follow(PROGRAMMATIC)") for name in able}
 
 

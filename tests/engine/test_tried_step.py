@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from rota.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
-from rota.engine import progress
 from rota.engine.build import build_engine
+from rota.start import START
 from tests.engine.model_factory import make_tiny_model
 
 
 def test_a_built_engine_has_told_of_its_work_and_has_timed_its_tokens(tmp_path, monkeypatch):
-    monkeypatch.setattr(progress, "_listeners", [])
     told: list[str] = []
-    progress.listen_for_progress(told.append)
+    monkeypatch.setattr(START, "tell_progress", told.append)
     make_tiny_model(tmp_path, "llama3")
     config = EngineConfig(
         model=ModelConfig(model_path=str(tmp_path), device="cpu"),

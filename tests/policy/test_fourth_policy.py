@@ -58,7 +58,7 @@ def test_the_simulator_runs_it_and_it_fares_otherwise_than_the_others():
     ]
 
     assert all((one["requests"], one["failed"]) == (60, 0) for one in summaries)
-    assert len({repr(one) for one in summaries}) == len(SLOT_POLICIES) == 4
+    assert len({repr(one) for one in summaries}) == len(SLOT_POLICIES)
 
 
 def test_the_commands_take_its_name(tmp_path, capsys):
@@ -76,5 +76,5 @@ def test_the_commands_take_its_name(tmp_path, capsys):
 
 
 def test_it_is_listed_where_a_name_is_wrong():
-    with pytest.raises(ConfigError, match="the policies are rotate, drain, wait, newest-first"):
+    with pytest.raises(ConfigError, match="the policies are " + ", ".join(SLOT_POLICIES)):
         engine_config({"lora_policy": "oldest-first"}, quiet=True)
