@@ -27,6 +27,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from rota.runtime.lifeline import tied
+
 ROOMS = ("policy", "scheduler")
 # The second folder is asked about a mutant that the first has not noticed, and so on: the quickest come first.
 TESTS = (("tests/policy", "tests/scheduler"), ("tests/sim",))
@@ -133,7 +135,9 @@ def noticed_by(folder: Path) -> str | None:
     for tests in TESTS:
         command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", *tests]
         try:
-            ended = subprocess.run(command, cwd=folder, env=found, capture_output=True, text=True, timeout=LIMIT_S)
+            ended = subprocess.run(
+                tied(command), cwd=folder, env=found, capture_output=True, text=True, timeout=LIMIT_S
+            )
         except subprocess.TimeoutExpired:
             return "did not end"
         if ended.returncode:

@@ -14,7 +14,7 @@ from rota.core.config import EngineConfig
 from rota.core.events import Event
 from rota.core.ids import EngineId
 from rota.core.messages import Message
-from rota.policy.prefill_delayer import RankReport
+from rota.policy.prefill_delayer import Alone, RankReport
 from rota.runtime.live import LiveWorld
 from rota.runtime.loop import run
 from rota.runtime.replicas.exchange.all_gather import AllGather
@@ -30,7 +30,8 @@ class Rank:
     def __init__(
         self, config: EngineConfig, rank: int, device: Device[Any], context: zmq.Context[zmq.Socket[bytes]]
     ) -> None:
-        self.exchange, caller = open_exchange(replace(config, engine_id=EngineId(rank)))
+        placed = replace(config, engine_id=EngineId(rank))
+        self.exchange, caller = open_exchange(placed) if config.exchange_at else (Alone(), None)
         self.passes = 0
         self.reports: list[RankReport] = []
         self.events: list[Event] = []

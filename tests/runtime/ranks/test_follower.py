@@ -46,6 +46,7 @@ class Stage:
         self.plans.connect(f"tcp://127.0.0.1:{port}")
         self.device, self.beats, self.lost = Noted(), list[float](), threading.Event()
         self.error: Exception | None = None
+        self.ended: list[int] = []
         self._depth = depth
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self.begin = self._thread.start
@@ -59,6 +60,12 @@ class Stage:
     def send(self, *numbers: int) -> None:
         for number in numbers:
             self.leader.send(CODEC.encode([Numbered(number, StepPlan(step_id=number))]))
+
+    def lose_leader(self) -> None:
+        """Close the leader's end once it has sent all; returns when the follower's end has noticed."""
+        watch_leader(self.plans, self.lost, threading.Event(), self.ended.append, last_word_s=TIMEOUT_S)
+        self.leader.close(linger=int(TIMEOUT_S * 1000.0))
+        assert until(self.lost.is_set)
 
     def stop(self) -> None:
         self.leader.send(CODEC.encode([Stop()]))
@@ -111,7 +118,7 @@ def test_a_follower_that_missed_a_plan_is_lost(stage, numbers, sentence):
 
 def test_a_follower_whose_leader_is_lost_carries_out_what_came_before_and_ends(stage):
     stage.send(1, 2)
-    stage.lost.set()
+    stage.lose_leader()
     stage.begin()
 
     assert until(lambda: stage.error is not None)
@@ -121,8 +128,8 @@ def test_a_follower_whose_leader_is_lost_carries_out_what_came_before_and_ends(s
 
 def test_a_slow_follower_still_hears_the_last_word_of_a_leader_that_is_gone(stage):
     stage.send(1)
-    stage.lost.set()
     stage.leader.send(CODEC.encode([Stop()]))
+    stage.lose_leader()
     stage.begin()
 
     assert until(lambda: not stage._thread.is_alive())
