@@ -1,6 +1,6 @@
 """Compares Rota with transformers, peft and llama.cpp on a CPU, in one run: the built-in model, 64 tokens in, 64 out.
 
-    OMP_WAIT_POLICY=passive python benchmarks/cpu_generate.py [--rounds 3] [--output FILE]
+    OMP_WAIT_POLICY=passive python -m benchmarks.cpu_generate [--rounds 3] [--output FILE]
 
 Rota chooses precision, 4-bit weights and threads by itself; transformers computes in the precision that Rota chose. The
 side of llama.cpp is there if its Python package is (`pip install llama-cpp-python`, which compiles it), with the same
@@ -40,7 +40,7 @@ from rota.engine.build import build_engine
 from rota.engine.choices import choose_dtype
 from rota.engine.cpu import this_processor
 from rota.engine.folders.builtin import builtin_model_folder, builtin_source
-from rota.runtime.service import InProcessService
+from tests.in_process import InProcessService
 
 PROMPT, OUTPUT, BATCH, ADAPTERS = 64, 64, 16, 6
 

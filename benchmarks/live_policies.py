@@ -1,6 +1,6 @@
 """Serves one scenario live on the CPU under wait, drain and rotate, and checks that all three answer alike.
 
-    OMP_WAIT_POLICY=passive python benchmarks/live_policies.py [--dtype float32|bfloat16] [--rate 2] [--output FOLDER]
+    OMP_WAIT_POLICY=passive python -m benchmarks.live_policies [--dtype float32|bfloat16] [--rate 2] [--output FOLDER]
 
 The built-in model with its six adapters on three slots, in real time and in this process: the engine, the loop and the
 scheduler that `rota serve` runs, without HTTP. Decoding is greedy, so an answer depends on its prompt and its adapter
@@ -40,9 +40,9 @@ from rota.engine.folders.builtin import CALLER, MODEL_NAME, builtin_adapters, bu
 from rota.observe.summary import Recorder, mean_of
 from rota.observe.table import print_table
 from rota.runtime.registry import Registry
-from rota.runtime.service import InProcessService
 from rota.workload.arrivals import Arrival, asks
 from rota.workload.scenario import Scenario, read_scenario
+from tests.in_process import InProcessService
 
 SCENARIO = Path(__file__).parent / "scenarios" / "live-cpu.toml"
 POLICIES = ("wait", "drain", "rotate")
@@ -183,7 +183,7 @@ def main() -> None:
 def write(options: argparse.Namespace, verdict: str, summaries: dict[str, Any]) -> None:
     today = date.today().isoformat()
     found = {
-        "command": " ".join(["OMP_WAIT_POLICY=passive python benchmarks/live_policies.py", *sys.argv[1:]]),
+        "command": " ".join(["OMP_WAIT_POLICY=passive python -m benchmarks.live_policies", *sys.argv[1:]]),
         "machine": f"CPU, {torch.get_num_threads()} threads, torch {torch.__version__}",
         "date": today,
         "answers": verdict,

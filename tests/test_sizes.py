@@ -21,7 +21,6 @@ BORDERS = {
     "runtime/ranks/follower.py": "a follower's process ends, and its leader must hear why",
     "runtime/cluster/driver.py": "Ray, or an engine elsewhere, fails in ways that nothing lists: the front must hear",
     "runtime/cluster/joining.py": "Ray fails in ways that it does not list",
-    "runtime/service.py": "the engine's thread ends, and requests that are open must hear why",
     "runtime/supervisor.py": "the supervisor's thread ends, and requests that are open must hear why",
     "observe/logs.py": "the server's process ends, and its log must say why",
     "engine/lora/files/reader.py": "a thread reads adapters, and one that cannot be read must not end it",

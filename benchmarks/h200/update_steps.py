@@ -17,7 +17,7 @@ from rota.core.messages import Abort, AddAdapter, RemoveAdapter
 from rota.core.request import Request, SamplingParams
 from rota.llm.config import build_device, engine_config
 from rota.runtime.process import SWITCH_S
-from rota.runtime.service import InProcessService
+from tests.in_process import InProcessService
 
 from .server import Asked
 from .stage import milliseconds, steady

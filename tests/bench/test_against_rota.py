@@ -12,10 +12,10 @@ from rota.core.config import EngineConfig
 from rota.core.lora_paths import LoraPath
 from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
-from rota.runtime.service import InProcessService
 from rota.text.tokenizer import Tokenizer
 from tests.engine.terminal import Terminal
 from tests.fakes import FakeDevice, alphabet
+from tests.in_process import InProcessService
 from tests.server.applications import made_app
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer

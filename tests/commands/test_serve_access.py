@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from rota.cli import main
-from rota.commands.announcement import adapter_memory
+from rota.commands.engines import adapter_memory
 from rota.core.config import EngineConfig, ServerConfig
 from tests.builders import capacity
 

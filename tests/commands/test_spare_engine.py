@@ -23,8 +23,8 @@ COMMAND = [sys.executable, "-m", "rota", "serve", "--spare-engine", "on", "--por
 
 IMPORTS = """
 import os
-from rota.engine.imports import import_engine
-import_engine(None)
+from rota.llm.config import import_device
+import_device(None)
 print(len(os.listdir("/proc/self/task")))
 """
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import rota.engine
-from rota.engine.imports import ON_GPU
+from rota.llm.config import ON_GPU
 from tests.processes import run_program
 
 PACKAGE = Path(rota.engine.__file__).parent
@@ -18,8 +18,8 @@ WITH_KERNELS = re.compile(r"^(import|from) triton\b", re.M)
 
 IMPORT = """
 import os, sys
-from rota.engine.imports import import_engine
-import_engine(sys.argv[1])
+from rota.llm.config import import_device
+import_device(sys.argv[1])
 import torch
 assert not torch.cuda.is_initialized()
 opened = [os.readlink(entry) for entry in os.scandir("/proc/self/fd") if os.path.exists(entry)]

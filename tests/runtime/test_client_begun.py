@@ -8,9 +8,10 @@ from rota.core.config import EngineConfig
 from rota.core.events import AdapterAdded
 from rota.core.ids import AdapterId
 from rota.runtime.client import EngineClient
-from rota.runtime.service import InProcessService, ServicePhase
+from rota.runtime.service import ServicePhase
 from tests.builders import add_adapter, submit
 from tests.fakes import FakeDevice
+from tests.in_process import InProcessService
 from tests.runtime.services import Listener
 from tests.waiting import TIMEOUT_S, until
 

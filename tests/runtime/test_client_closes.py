@@ -8,9 +8,10 @@ from rota.core.config import EngineConfig
 from rota.core.errors import FaultCode, RequestError
 from rota.core.events import Event, Finished, FinishReason
 from rota.runtime.client import EngineClient
-from rota.runtime.service import InProcessService, ServicePhase
+from rota.runtime.service import ServicePhase
 from tests.builders import abort, add_adapter, submit
 from tests.fakes import FakeDevice, folded
+from tests.in_process import InProcessService
 from tests.waiting import TIMEOUT_S, until
 
 GATE = threading.Event()

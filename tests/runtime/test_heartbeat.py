@@ -4,8 +4,9 @@ import pytest
 
 from rota.policy.step_times import StepTimes
 from rota.runtime.heartbeat import BEAT_S, Heartbeat
-from rota.runtime.live import LiveWorld, ThreadInbox
+from rota.runtime.live import LiveWorld
 from tests.fakes import FakeDevice
+from tests.in_process import ThreadInbox
 
 
 class Clock:

@@ -9,12 +9,13 @@ import zmq
 from rota.core.config import SchedulerConfig
 from rota.core.events import Event, FinishReason
 from rota.core.messages import AbortAll, Message
-from rota.runtime.live import LiveWorld, ThreadInbox
+from rota.runtime.live import LiveWorld
 from rota.runtime.loop import run
 from rota.runtime.wire import SocketInbox, Stop, encode, open_socket
 from rota.scheduler import Scheduler
 from tests.builders import abort, submit
 from tests.fakes import FakeDevice, continuation
+from tests.in_process import ThreadInbox
 from tests.worlds import endings, outputs
 
 

@@ -19,10 +19,10 @@ from rota.core.lora_paths import LoraPath
 from rota.core.messages import Message
 from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
-from rota.runtime.service import InProcessService
 from rota.server.adapters.manager import AdapterManager
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice, alphabet
+from tests.in_process import InProcessService
 from tests.server.applications import made_app
 from tests.server.engines import engines
 from tests.server.letters import Gate

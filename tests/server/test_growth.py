@@ -13,9 +13,10 @@ from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
 from rota.runtime.replicas.router import Router
 from rota.runtime.replicas.service import ReplicatedService
-from rota.runtime.service import InProcessService, ServicePhase, ServiceState
+from rota.runtime.service import ServicePhase, ServiceState
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice
+from tests.in_process import InProcessService
 from tests.observe.scraped import Scrape
 from tests.server.applications import made_app
 from tests.server.endless import ENDLESS, endless_device

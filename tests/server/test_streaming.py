@@ -13,11 +13,11 @@ import pytest
 
 from rota.core.config import ServerConfig
 from rota.core.messages import Abort, Message
-from rota.runtime.service import InProcessService
 from rota.server.answers import respond
 from rota.server.answers.respond import sse_event
 from tests.builders import capacity
 from tests.fakes import FakeDevice, alphabet
+from tests.in_process import InProcessService
 from tests.server.letters import Gate, events_of, letters_device, raw_ask, serving, steps_made
 from tests.waiting import TIMEOUT_S, until
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -12,6 +14,7 @@ from rota.commands.logged import MakeDevice, build_logged
 from rota.core.capacity import Capacity
 from rota.core.config import EngineConfig, ModelConfig, ServerConfig
 from rota.core.ids import EngineId
+from rota.core.stages import Stage, described, stage_fields, total_s
 from rota.extensions import needed
 from rota.llm.config import import_device
 from rota.runtime.blame import Blame
@@ -21,7 +24,9 @@ from rota.runtime.service import Service, ServiceState
 from rota.runtime.spares import Spares
 from rota.runtime.supervisor import AdapterLook, SupervisedService
 from rota.runtime.timeouts import EngineTimeouts
+from rota.start import START
 
+LOG = logging.getLogger("rota.start")
 _COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
 
 
@@ -91,3 +96,40 @@ def described_replicas(state: ServiceState) -> str:
     """How many copies of the model serve; empty if there is one."""
     replicas = len(state.engines)
     return f"{replicas} replicas of the model share the requests." if replicas > 1 else ""
+
+
+# ── announcement ────────────────────────────────────────────────────────────────────────────────────────────────────
+# What a server says when it is ready: its address, what it has, and how long its start took.
+
+
+def announce(name: str, url: str, state: ServiceState, others: Sequence[str], is_logged: bool) -> None:
+    """Print the sentences, `others` last. If logged, a log line says the time of the start too."""
+    took_s = time.monotonic() - START.began_at()
+    stages = max((engine.start for engine in state.engines), key=total_s)  # of the slowest engine
+    if is_logged:
+        fields = {**stage_fields(stages), "seconds": round(took_s, 1)}
+        LOG.info("The server is ready.", extra={"fields": fields})
+    sentences = (ready(took_s, stages), adapter_memory(state.capacity), described_replicas(state), *others)
+    print("\n".join([f"Rota serves {name} at {url}", *filter(None, sentences)]), flush=True)
+
+
+def ready(took_s: float, stages: Sequence[Stage]) -> str:
+    """How long the start took, and what of it took how long in the engine's process."""
+    return f"Ready after {took_s:.1f} s" + (f": {described(stages)}." if stages else ".")
+
+
+def adapter_memory(capacity: Capacity | None) -> str:
+    """What the slots cost and why, in words; empty if they cost nothing."""
+    if capacity is None or not capacity.adapter_bytes:
+        return ""
+    slots, takes = ("One slot", "takes") if capacity.slots == 1 else (f"{capacity.slots} slots", "take")
+    found = (
+        f"{slots} for adapters up to rank {capacity.slot_rank} {takes} {capacity.adapter_bytes / 1e6:,.0f} MB on the "
+        f"device (slots: {capacity.slots_from}; rank: {capacity.rank_from})."
+    )
+    below = (
+        f" Their A lie below the model's matrices at {', '.join(capacity.fused_lora_a)}."
+        if capacity.fused_lora_a
+        else ""
+    )
+    return found + below

@@ -159,7 +159,7 @@ def _serve(
     config, registry, service = _new_engine(config, server, make_device, blame)
     # The engine starts, and the server gets ready beside it: the web framework and the tokenizer are loaded meanwhile.
     with service.begun():
-        from rota.commands.announcement import announce
+        from rota.commands.engines import announce
         from rota.server.access.access import Access
         from rota.server.listen import MetricsPort, listen
 

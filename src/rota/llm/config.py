@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial, reduce
+from importlib import import_module
 from operator import or_
 from typing import Any
 
@@ -26,6 +27,19 @@ from rota.sources.prefix import Prefix
 from rota.sources.sources import Locator, sources_for
 from rota.start import START
 
+# PyTorch takes most of their time, and Triton the next.
+OF_ENGINE = ("rota.engine.build", "rota.grammar.grammars", "rota.text.tokenizer")
+# Modules with kernels for a GPU. An engine imports those that it chooses. FlashInfer is not among them: its import may
+# ask for a GPU.
+ON_GPU = (
+    "rota.engine.attention.triton_attention",
+    "rota.engine.lora.triton_ops",
+    "rota.engine.lora.triton_embed_head",
+    "rota.engine.ops.fused",
+    "rota.engine.quantised.packed_product",
+    "rota.engine.quantised.scaled_product",
+    "rota.engine.sampling.triton_sampling",
+)
 ENGINE_CONFIGS = (ModelConfig, CacheConfig, SchedulerConfig, LoraConfig, PolicyConfig)
 
 
@@ -102,12 +116,9 @@ def first_adapters(config: EngineConfig) -> list[LoraPath]:
 
 
 def import_device(device: str | None) -> None:
-    """The imports of `build_device`, ahead of time, for a device such as "cuda"."""
-    import rota.grammar.grammars
-    import rota.text.tokenizer  # noqa: F401
-    from rota.engine.imports import import_engine
-
-    import_engine(device)
+    """The imports of `build_device`, ahead of time, for a device such as "cuda": none of them touches a GPU."""
+    for name in (*OF_ENGINE, *(ON_GPU if device == "cuda" else ())):
+        import_module(name)
 
 
 def build_device(config: EngineConfig) -> Device[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -202,31 +201,3 @@ class LiveWorld(Generic[Ticket]):
         if self._heartbeat is not None:
             self._heartbeat.step_ended(result.step_s)
         return result
-
-
-class ThreadInbox:
-    """An inbox for messages from other threads of this process."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._messages: list[Message] = []
-        self._is_closed = False
-
-    def post(self, message: Message) -> None:
-        with self._changed:
-            self._messages.append(message)
-            self._changed.notify()
-
-    def close(self) -> None:
-        """No message will follow; messages in the inbox are still taken."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify()
-
-    def take(self, wait_s: float) -> list[Message] | None:
-        with self._changed:
-            if wait_s > 0.0:
-                timeout_s = None if wait_s == math.inf else wait_s
-                self._changed.wait_for(lambda: self._messages or self._is_closed, timeout_s)
-            messages, self._messages = self._messages, []
-            return None if self._is_closed and not messages else messages

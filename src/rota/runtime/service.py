@@ -20,11 +20,8 @@ from rota.core.ids import FIRST_ENGINE, EngineId
 from rota.core.messages import Message
 from rota.core.stages import Stage
 from rota.core.standstill import StoodStill, WentOn
-from rota.runtime.live import LiveWorld, ThreadInbox
-from rota.runtime.loop import run
 from rota.runtime.promises import Promises
 from rota.runtime.world import Device
-from rota.scheduler import Scheduler
 
 # How allocators say that memory is short, under whatever class of error.
 _SHORTAGE = re.compile(r"out of memory|allocate memory|ALLOC_FAILED", re.IGNORECASE)
@@ -172,43 +169,6 @@ class EngineService:
             self._board.set(ServiceState(phase=ServicePhase.DOWN, reason=reason))
             failed = self._promises.break_all(reason)
         self._deliver(failed)  # if nothing failed too: the state has changed
-
-
-class InProcessService(EngineService):
-    """The loop in a thread of this process, for tests and for programs that want no second process."""
-
-    def __init__(self, build_device: BuildDevice, config: EngineConfig) -> None:
-        super().__init__(config)
-        self._build_device = build_device
-        self._inbox = ThreadInbox()
-        self._thread: threading.Thread | None = None
-
-    def start(self, deliver: Deliver) -> None:
-        super().start(deliver)
-        self._thread = threading.Thread(target=self._serve, name="rota-engine", daemon=True)
-        self._thread.start()
-
-    def send(self, message: Message) -> None:
-        with self._lock:
-            self._refuse_when_down()
-            self._promises.note_message(message)
-            self._inbox.post(message)
-
-    def stop(self) -> None:
-        self._inbox.close()
-        if self._thread:
-            self._thread.join()
-
-    def _serve(self) -> None:
-        try:
-            device = self._build_device()
-            scheduler = Scheduler.from_config(self._config, device.capacity)
-            self._board.set(ServiceState(phase=ServicePhase.READY, capacity=device.capacity, start=device.stages))
-            run(scheduler, LiveWorld(device, self._inbox), self._on_events, self._config.scheduler.overlap_depth)
-            reason = "The engine was stopped."
-        except Exception as error:  # the border of a thread: all waiting clients must hear of any failure
-            reason = explain(error)
-        self._go_down(reason)
 
 
 def explain(error: Exception) -> str:

@@ -18,9 +18,10 @@ from rota.core.tenant import Tenant
 from rota.runtime.client import EngineClient
 from rota.runtime.replicas.router import Router
 from rota.runtime.replicas.service import ReplicatedService
-from rota.runtime.service import BuildDevice, InProcessService, ServicePhase
+from rota.runtime.service import BuildDevice, ServicePhase
 from tests.builders import abort, add_adapter, submit
 from tests.fakes import FakeDevice, continuation, folded
+from tests.in_process import InProcessService
 from tests.runtime.services import LONG, SLOW, Listener
 from tests.server.engines import configs
 from tests.waiting import TIMEOUT_S, until
