@@ -1,6 +1,6 @@
 """Counts how many small faults in the rooms that decide are noticed by their tests.
 
-    python benchmarks/mutants.py [--count 100] [--seed 1] [--jobs 2] [--root CHECKOUT] --output FILE
+    python benchmarks/mutants.py [--count 100] [--seed 1] [--skip 0] [--jobs 2] [--root CHECKOUT] --output FILE
 
 A mutant is the package with one change: a comparison, a sign, a constant, a condition or a statement. The places are
 drawn by the seed from all that `policy` and `scheduler` have, so two versions are compared by shares, not mutant by
@@ -133,7 +133,7 @@ def noticed_by(folder: Path) -> str | None:
     found = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
     # A plug-in that some machines have takes the argument `benchmark` for its own.
     without = ["-p", "no:cacheprovider", "-p", "no:benchmark"]
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", *without, *TESTS]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-rfE", *without, *TESTS]
     try:
         ended = subprocess.run(tied(command), cwd=folder, env=found, capture_output=True, text=True, timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
@@ -170,11 +170,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--skip", type=int, default=0, help="the first so many of them were tried before")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--root", type=Path, default=Path(__file__).parent.parent)
     parser.add_argument("--output", type=Path, required=True)
     asked = parser.parse_args()
-    mutants = drawn(asked.root, asked.count, asked.seed)
+    mutants = drawn(asked.root, asked.count, asked.seed)[asked.skip :]
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(asked.jobs) as pool:
         folders: SimpleQueue[Path] = SimpleQueue()
         for number in range(asked.jobs):
