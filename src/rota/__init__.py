@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from rota.llm.llm import LLM
 
 __all__ = ["LLM", "SamplingParams"]
-__version__ = "0.15.0"
+__version__ = "0.16.0"
 
 
 def __getattr__(name: str) -> Any:
