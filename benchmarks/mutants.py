@@ -5,8 +5,8 @@
 A mutant is the package with one change: a comparison, a sign, a constant, a condition or a statement. The places are
 drawn by the seed from all that `policy` and `scheduler` have, so two versions are compared by shares, not mutant by
 mutant. Each mutant is tried in a copy of the checkout. It is noticed if a test of `tests/policy` or `tests/scheduler`
-fails or does not end; the tests that import the changed file begin. FILE has every mutant that no test noticed, as the
-line before and after.
+fails or does not end. The tests of files that import the changed file begin, and of these the shortest: most mutants
+are noticed within seconds. FILE has every mutant that no test noticed, as the line before and after.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
+from xml.etree import ElementTree
 
 from rota.runtime.lifeline import tied
 
 ROOMS = ("policy", "scheduler")
 TESTS = ("tests/policy", "tests/scheduler")
-LIMIT_S = 300.0
+# A mutant may make a test endless. Other work may share the cores.
+LONGEST_TEST_S, LIMIT_S = 60, 1800.0
 
 COMPARISONS = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
@@ -128,21 +130,33 @@ def copied(root: Path, into: Path) -> Path:
     return Path(shutil.copytree(root, into, ignore=shutil.ignore_patterns(".*", "__pycache__")))
 
 
-def tests_of(folder: Path, changed: str) -> list[str]:
-    """The files with tests, those that import the changed file first: most mutants are noticed there."""
-    module = changed.removeprefix("src/").removesuffix(".py").replace("/", ".")
-    found = [path for room in TESTS for path in sorted((folder / room).glob("test_*.py"))]
-    found.sort(key=lambda path: f"{module} import" not in path.read_text("utf-8"))
-    return [str(path.relative_to(folder)) for path in found]
+# A plug-in of pytest: which tests begin, by how long each took without a mutant.
+ORDER = """
+import json, os
+
+def pytest_collection_modifyitems(items):
+    module = os.environ["CHANGED_MODULE"]
+    with open(os.environ["SECONDS_OF_TESTS"]) as file:
+        seconds = json.load(file)
+    names = {path: path.read_text("utf-8") for path in {item.path for item in items}}
+    items.sort(key=lambda item: (f"{module} import" not in names[item.path], seconds.get(item.name, 0.0)))
+"""
 
 
-def noticed_by(folder: Path, changed: str = "") -> str | None:
+def noticed_by(folder: Path, changed: str = "", seconds_of: Path | None = None) -> str | None:
     """The first test that fails, or what else happened; None if all pass."""
     paths = [str(folder / "src"), str(folder), os.environ.get("PYTHONPATH", "")]
     found = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
     # A plug-in that some machines have takes the argument `benchmark` for its own.
-    without = ["-p", "no:cacheprovider", "-p", "no:benchmark"]
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-rfE", *without, *tests_of(folder, changed)]
+    options = ["-p", "no:cacheprovider", "-p", "no:benchmark", "-o", f"timeout={LONGEST_TEST_S}"]
+    if seconds_of is None:
+        options.append(f"--junitxml={folder / 'seconds.xml'}")
+    else:
+        (folder / "rota_order.py").write_text(ORDER, "utf-8")
+        found["SECONDS_OF_TESTS"] = str(seconds_of)
+        found["CHANGED_MODULE"] = changed.removeprefix("src/").removesuffix(".py").replace("/", ".")
+        options += ["-p", "rota_order"]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-rfE", *options, *TESTS]
     try:
         ended = subprocess.run(tied(command), cwd=folder, env=found, capture_output=True, text=True, timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
@@ -153,14 +167,22 @@ def noticed_by(folder: Path, changed: str = "") -> str | None:
     return named[0][:200] if named else ended.stdout[-200:]
 
 
-def tried(mutant: Mutant, folder: Path) -> dict[str, Any]:
+def seconds_of_tests(folder: Path) -> Path:
+    """How long each test took in the run before."""
+    cases = ElementTree.parse(folder / "seconds.xml").iter("testcase")
+    told = folder / "seconds.json"
+    told.write_text(json.dumps({case.attrib["name"]: float(case.attrib["time"]) for case in cases}), "utf-8")
+    return told
+
+
+def tried(mutant: Mutant, folder: Path, seconds_of: Path) -> dict[str, Any]:
     path = folder / mutant.path
     source = path.read_bytes()
     changed = source[: mutant.begin] + mutant.text.encode() + source[mutant.end :]
     path.write_bytes(changed)
     begun_at = time.monotonic()
     try:
-        noticed = noticed_by(folder, mutant.path)
+        noticed = noticed_by(folder, mutant.path, seconds_of)
     finally:
         path.write_bytes(source)
     line = source[: mutant.begin].count(b"\n")
@@ -191,12 +213,13 @@ def main() -> None:
             folders.put(copied(asked.root, Path(scratch) / str(number)))
         if reason := noticed_by(folder := folders.get()):
             sys.exit(f"The tests fail without a mutant: {reason}")
+        seconds_of = seconds_of_tests(folder)
         folders.put(folder)
 
         def try_one(mutant: Mutant) -> dict[str, Any]:
             folder = folders.get()
             try:
-                return tried(mutant, folder)
+                return tried(mutant, folder, seconds_of)
             finally:
                 folders.put(folder)
 
