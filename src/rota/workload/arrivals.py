@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from rota.core.ids import BASE, AdapterId
-from rota.workload.scenario import Client, Scenario
+from rota.workload.scenario import Client, HeavyTail, Lengths, Scenario
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,18 +42,22 @@ def asks(client: Client, seed: int) -> Iterator[Arrival]:
                 index = dice.choices(range(client.adapters), cum_weights=weights)[0]
             adapter = AdapterId(client.first_adapter + index)
         leaves_after_s = dice.uniform(0.0, client.cancel_within_s) if dice.random() < client.cancel_share else None
-        prompt_tokens = dice.randint(*client.prompt_tokens)
+        prompt_tokens = _length(client.prompt_tokens, dice)
         yield Arrival(
             number=number,
             at=at,
             adapter_id=adapter,
             prompt_tokens=prompt_tokens,
-            output_tokens=dice.randint(*client.output_tokens),
+            output_tokens=_length(client.output_tokens, dice),
             leaves_after_s=leaves_after_s,
             priority=client.priority,
             shared_tokens=min(client.shared_prefix_tokens, prompt_tokens),
             max_tokens=client.max_tokens,
         )
+
+
+def _length(lengths: Lengths, dice: random.Random) -> int:
+    return lengths.draw(dice) if isinstance(lengths, HeavyTail) else dice.randint(*lengths)
 
 
 def _weights(client: Client) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
@@ -20,13 +21,54 @@ Distribution = Literal["uniform", "zipf", "skewed", "distinct"]
 Kind = TypeVar("Kind")
 
 _KINDS = {int: "a whole number", float: "a number", str: "a text"}
+# What a server knows only by its keys or by its model, so that no client can ask for it over HTTP.
+_ONLY_SIMULATED = ("priority", "max_tokens", "grammar_share")
+
+
+# ── lengths ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# Lengths of prompts and answers are uniform between two numbers, or have a heavy tail.
+
+MOST_TOKENS = 1_000_000
+Z_P99 = 2.3263  # 99 of 100 draws from a normal distribution lie below so many standard deviations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeavyTail:
+    """Lengths whose logarithm is drawn from a normal distribution: many are short, and a few very long."""
+
+    median: float
+    p99: float
+
+    def __post_init__(self) -> None:
+        if not 1.0 <= self.median < self.p99 <= MOST_TOKENS:
+            limits = f"1 <= median < p99 <= {MOST_TOKENS}"
+            raise ConfigError(f"median and p99 must be tokens with {limits}, not {self.median:g} and {self.p99:g}.")
+
+    @property
+    def longest(self) -> int:
+        """As many times P99 as P99 is the median: of a million lengths two would be longer, and are cut to this."""
+        return min(MOST_TOKENS, math.ceil(self.p99 * self.p99 / self.median))
+
+    def draw(self, dice: random.Random) -> int:
+        length = dice.lognormvariate(math.log(self.median), math.log(self.p99 / self.median) / Z_P99)
+        return min(max(1, round(length)), self.longest)
+
+
+Lengths = tuple[int, int] | HeavyTail  # two numbers: the lowest and the highest
+
+
+def _longest(lengths: Lengths) -> int:
+    return lengths.longest if isinstance(lengths, HeavyTail) else lengths[1]
+
+
+# ── scenario ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# A scenario has clients and a server; its file is TOML.
+
 _LISTS: dict[Any, tuple[type, str]] = {
     tuple[float, ...]: (float, "a list of numbers"),
     tuple[int, ...]: (int, "a list of whole numbers"),
-    tuple[int, int]: (int, "two whole numbers, [low, high]"),
+    Lengths: (int, "two whole numbers, [low, high], or a table with median and p99"),
 }
-# What a server knows only by its keys or by its model, so that no client can ask for it over HTTP.
-_ONLY_SIMULATED = ("priority", "max_tokens", "grammar_share")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +78,8 @@ class Client:
     requests: int
     rate_per_s: float | None = None
     concurrency: int | None = None
-    prompt_tokens: tuple[int, int] = (1, 512)
-    output_tokens: tuple[int, int] = (1, 512)
+    prompt_tokens: Lengths = (1, 512)
+    output_tokens: Lengths = (1, 512)
     adapters: int = 0  # requests name this many adapters; 0: only the base model
     first_adapter: int = 1  # the lowest number among them
     distribution: Distribution = "uniform"
@@ -64,9 +106,9 @@ class Client:
                 f"distribution must be one of {', '.join(get_args(Distribution))}, not {self.distribution!r}."
             )
         for name in ("prompt_tokens", "output_tokens"):
-            low, high = getattr(self, name)
-            if not 1 <= low <= high:
-                raise ConfigError(f"{name} must be [low, high] with 1 <= low <= high, not [{low}, {high}].")
+            lengths = getattr(self, name)
+            if not isinstance(lengths, HeavyTail) and not 1 <= lengths[0] <= lengths[1]:
+                raise ConfigError(f"{name} must be [low, high] with 1 <= low <= high, not {list(lengths)}.")
         _check_least(
             self,
             requests=0,
@@ -92,7 +134,7 @@ class Client:
     @property
     def longest(self) -> int:
         """Tokens of its longest possible request, with the answer."""
-        return self.prompt_tokens[1] + max(self.output_tokens[1], self.max_tokens or 0)
+        return _longest(self.prompt_tokens) + (self.max_tokens or _longest(self.output_tokens))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,10 +276,12 @@ def _build(kind: type[Kind], table: Mapping[str, Any], place: str, **made: Any) 
 
 def _fitting(name: str, value: Any, hint: Any) -> Any:
     """The value in the form that its field takes; raises ConfigError for a value of a wrong type."""
+    if hint == Lengths and isinstance(value, dict) and value.keys() == {"median", "p99"}:
+        return _build(HeavyTail, value, name)
     if hint in _LISTS:
         each, wanted = _LISTS[hint]
         is_fitting = isinstance(value, list) and all(type(one) in (int, each) for one in value)
-        if not is_fitting or (hint == tuple[int, int] and len(value) != 2):
+        if not is_fitting or (hint == Lengths and len(value) != 2):
             raise ConfigError(f"{name} must be {wanted}, not {value!r}.")
         return tuple(map(each, value))
     kind = get_args(hint)[0] if isinstance(hint, UnionType) else hint
