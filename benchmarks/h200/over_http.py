@@ -94,5 +94,12 @@ def scenario_toml(scenario: Scenario) -> str:
 
 
 def _toml(table: dict[str, Any]) -> str:
-    """Flat names and values; JSON's strings, numbers, lists, true and false are TOML's too."""
-    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in table.items() if value is not None)
+    """Names and values; JSON's strings, numbers, lists, true and false are TOML's too."""
+    return "".join(f"{name} = {_value(value)}\n" for name, value in table.items() if value is not None)
+
+
+def _value(value: Any) -> str:
+    """JSON's, but for a table."""
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{name} = {_value(one)}' for name, one in value.items())} }}"
+    return json.dumps(value)

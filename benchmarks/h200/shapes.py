@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rota.workload.scenario import Client, Scenario
+from rota.workload.scenario import Client, HeavyTail, Lengths, Scenario
 
 RANK = 16
 ADAPTERS = 16
@@ -67,7 +67,10 @@ class Shape:
             cancel_within_s=client.cancel_within_s / self.fewer,
         )
 
-    def _fit_lengths(self, lengths: tuple[int, int]) -> tuple[int, int]:
+    def _fit_lengths(self, lengths: Lengths) -> Lengths:
+        if isinstance(lengths, HeavyTail):
+            median = max(1.0, lengths.median / self.shorter)
+            return HeavyTail(median=median, p99=median * lengths.p99 / lengths.median)
         low, high = lengths
         return max(1, low // self.shorter), max(1, high // self.shorter)
 

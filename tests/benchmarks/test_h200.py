@@ -21,7 +21,7 @@ from rota.core.events import SlotChanged, SlotState
 from rota.core.ids import AdapterId, Slot
 from rota.sim.calibrate import read_timings
 from rota.sim.cost import read_cost
-from rota.workload.scenario import read_scenario
+from rota.workload.scenario import Client, HeavyTail, Scenario, read_scenario
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +116,17 @@ def test_every_scenario_survives_the_way_through_a_file(tmp_path):
         path = tmp_path / "scenario.toml"
         path.write_text(scenario_toml(run.scenario))
         assert read_scenario(path) == run.scenario
+
+
+def test_lengths_with_a_heavy_tail_survive_it_too_and_fit_a_smaller_model(tmp_path):
+    client = Client(requests=20, rate_per_s=4.0, output_tokens=HeavyTail(median=64, p99=640))
+    heavy = Scenario(name="heavy", clients=(client,))
+    path = tmp_path / "scenario.toml"
+    path.write_text(scenario_toml(heavy))
+
+    assert read_scenario(path) == heavy
+    (fitted,) = SHAPES["tiny"].fit(heavy).clients
+    assert fitted.output_tokens == HeavyTail(median=2, p99=20)
 
 
 def test_every_target_names_a_run_there_is():
