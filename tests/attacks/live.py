@@ -32,6 +32,8 @@ adapter_root = "{name}"
 """
 OPERATOR = '[keys.boss]\nkey = "boss"\nadapters = "all"\nmay_use_base = true\nmay_load = true\nmay_operate = true\n'
 WEIGHTS = "adapter_model.safetensors"
+# A pattern that is matched for ever.
+BOMB = "([a-z0-9_.]+)+!"
 KEYS = TENANT.format(name="acme") + TENANT.format(name="birds") + OPERATOR
 
 
@@ -101,6 +103,11 @@ class Gaps:
 
     def __str__(self) -> str:
         return f"longest gap {self.beside_s:.3f} s, quiet {self.quiet_s:.3f} s"
+
+
+def memory_mb(pid: int) -> float:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0]) / 1024
 
 
 def good_adapter(folder: Path, name: str = "pirate") -> Path:

@@ -1,4 +1,4 @@
-"""Junk in a tenant's own part of a store: its load must not drive the neighbour's adapter from the shared disk."""
+"""What lies on disks: junk of one tenant beside others' adapters, and a copy of the model that was spoiled."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from rota.engine.folders.builtin import builtin_model_folder
+from rota.engine.quantised.names import GROUPS_FILE
 from tests.attacks.live import BUILT_IN, neighbour, serving
+
+# Junk in a tenant's own part of a store: its load must not drive the neighbour's adapter from the shared disk.
 
 JUNK_BYTES = 69_000_000
 
@@ -46,3 +50,25 @@ def test_junk_drives_nobody_from_the_disk(tmp_path, monkeypatch, record_property
 
 def _kept(cache: Path) -> list[str]:
     return sorted(path.name for path in cache.iterdir())
+
+
+# Zeros in the weights of the unpacked built-in model, far behind their beginning, as a bad disk may leave them.
+
+ZEROS = 20 << 20
+
+
+@pytest.mark.long("the built-in model is unpacked twice, and a whole server starts")
+def test_a_spoiled_copy_of_the_model_is_made_anew_and_not_served(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    weights = builtin_model_folder(quiet=True) / GROUPS_FILE
+    whole = weights.read_bytes()
+    with weights.open("r+b") as file:
+        file.seek(len(whole) // 4)
+        file.write(bytes(ZEROS))
+
+    with serving(tmp_path) as server:
+        body = {"prompt": "The capital of France is", "max_tokens": 4, "temperature": 0.0}
+        answer = server.boss.client.post("/v1/completions", json=body)
+
+    assert "Paris" in answer.json()["choices"][0]["text"]
+    assert weights.read_bytes() == whole
