@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from tests.engine.compiled.quantised import CASES
-from tests.engine.kernels_compiled import told_by
+from rota.engine import programmatic_launch
+from tests.processes import run_program
 
 
 @pytest.fixture(scope="module")
 def told() -> Any:
-    return told_by("tests.engine.compiled")
+    """What the program says, in a process of its own: here Triton may be interpreted."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    return json.loads(run_program([sys.executable, "-m", "tests.engine.compiled"], env=environment).stdout)
 
 
 def test_codes_in_eight_bits_become_float16_two_at_a_time_and_a_16_bit_cache_pays_nothing_for_them(told):
@@ -68,10 +75,49 @@ def test_operations_that_add_the_adapters_part_keep_all_numbers_in_registers(tol
 
 
 def test_products_with_packed_matrices_are_each_architecture_s_own_and_spill_nothing(told):
-    for case, found in zip(CASES, told["quantised"], strict=True):
-        *_, architecture = case
-        assert found["spilt_bytes"] == 0, case
+    for found in told["quantised"]:
+        architecture = found["architecture"]
+        assert found["spilt_bytes"] == 0, found
         assert found["conversions"] == 0, "codes are unpacked by their bits"
-        assert bool(found["hopper_products"]) == (architecture == 90), case
-        assert bool(found["older_products"]) == (architecture == 80), case
+        assert bool(found["hopper_products"]) == (architecture == 90), found
+        assert bool(found["older_products"]) == (architecture == 80), found
         assert found["shared_bytes"] < 163_000, "an Ampere has as much, and a Hopper more"
+
+
+# A kernel in a chain touches nothing of others before it has waited, and lets the next one come after that.
+
+
+def test_only_weights_are_read_before_the_wait_and_nothing_is_written(told):
+    chained = told["launches"]["chained"]
+    assert {name: facts["stores_before"] for name, facts in chained.items()} == dict.fromkeys(chained, 0)
+    assert chained["norm"]["loads_before"] > 0, "its weights"
+    assert chained["silu"]["loads_before"] == 0
+    assert chained["product"]["loads_before"] == 0
+    assert chained["product"]["prefetches_before"] > 0, "the matrix is brought near"
+
+
+def test_each_waits_once_and_then_lets_the_next_come(told):
+    chained, alone = (told["launches"][how] for how in ("chained", "alone"))
+    assert {(facts["waits"], facts["signals"]) for facts in chained.values()} == {(1, 1)}
+    assert {(facts["waits"], facts["signals"]) for facts in alone.values()} == {(0, 0)}
+
+
+def test_every_kernel_that_is_launched_early_waits():
+    folder = Path(programmatic_launch.__file__).parent
+    texts = {
+        path.name: path.read_text("utf-8") for path in folder.rglob("*.py") if path.name != "programmatic_launch.py"
+    }
+    able = {
+        name: text.count("PROGRAMMATIC: tl.constexpr")
+        for name, text in texts.items()
+        if "PROGRAMMATIC: tl.constexpr" in text
+    }
+    assert sum(able.values()) >= 11
+    assert able == {name: texts[name].count("follow(PROGRAMMATIC)") for name in able}
+
+
+def test_a_cpu_has_no_early_launch(monkeypatch):
+    assert programmatic_launch.programmatic(torch.zeros(1)) == {"PROGRAMMATIC": False}
+    monkeypatch.setattr(programmatic_launch, "_is_able", lambda _: True)
+    assert not programmatic_launch.is_programmatic(torch.device("cpu"))
+    assert programmatic_launch.is_programmatic(torch.device("cuda", 0))
