@@ -1,24 +1,33 @@
-"""A group of ranks for tests: processes that stay, and a device over them that a loop drives like any other."""
+"""A group of ranks for tests: processes that stay, and a device over them that a loop drives like any other.
+
+python -m tests.engine.parallel.ranks SOCKET RANKS
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from multiprocessing.connection import Connection, Listener
+from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from queue import Queue
 from typing import Any
+
+import torch
 
 from rota.core.capacity import Capacity
 from rota.core.config import EngineConfig
 from rota.core.messages import AdapterFailed, Message
 from rota.core.plan import StepPlan, StepResult
+from rota.engine.build import build_engine
+from rota.engine.drawing import Ticket
+from rota.engine.engine import Engine
 from rota.runtime.world import Device
+from tests.engine.fake_grammars import FakeGrammars
 from tests.processes import started
 from tests.waiting import TIMEOUT_S
 
@@ -151,10 +160,87 @@ def started_ranks(size: int, folder: Path, **environment: str) -> Iterator[Ranks
     """`environment` is added to this process's."""
     with ExitStack() as stack:
         listener = stack.enter_context(Listener(str(folder / f"ranks{size}"), backlog=size))
-        command = [sys.executable, "-m", "tests.engine.parallel.rank_process", listener.address, str(size)]
+        command = [sys.executable, "-m", "tests.engine.parallel.ranks", listener.address, str(size)]
         stack.enter_context(started(command, cwd=ROOT, stdout=None, env=os.environ | environment))
         by_rank = {}
         for _ in range(size):
             connection = stack.enter_context(listener.accept())
             by_rank[connection.recv()] = connection
         yield Ranks([by_rank[rank] for rank in range(size)], folder)
+
+
+class Rank:
+    """One of the processes: it builds engines and carries out plans. What arrives or is told is (what, value)."""
+
+    def __init__(self, told: Connection, number: int) -> None:
+        self._told, self._number = told, number
+        self._telling = threading.Lock()
+        self._engine: Engine | None = None
+        self._under_way: deque[Ticket] = deque()
+
+    def run(self) -> None:
+        while True:
+            what, value = self._told.recv()
+            if what == "end":
+                return
+            try:
+                getattr(self, what)(value)
+            except Exception as error:  # the border of a process: the test hears why
+                self.tell("error", f"rank {self._number}: {type(error).__name__}: {error}")
+
+    def tell(self, what: str, value: Any) -> None:
+        with self._telling:
+            self._told.send((what, value))
+
+    def build(self, config: EngineConfig) -> None:
+        self._engine = build_engine(replace(config, rank=self._number))
+        self._engine.listen(lambda message: self.tell("message", message))
+        self.tell("capacity", self._engine.capacity)
+
+    def step(self, plan: StepPlan) -> None:
+        assert self._engine is not None
+        result = self._engine.collect(self._engine.submit(plan))
+        self.tell("result", (result, self._engine._rows.newest_token.tolist()))
+
+    def begin(self, plan: StepPlan) -> None:
+        """Start a step, which is collected by `finish`: two may be under way."""
+        assert self._engine is not None
+        self._under_way.append(self._engine.submit(plan))
+
+    def finish(self, _: None) -> None:
+        assert self._engine is not None
+        result = self._engine.collect(self._under_way.popleft())
+        self.tell("result", (result, self._engine._rows.newest_token.tolist()))
+
+    def use_grammars(self, _: None) -> None:
+        assert self._engine is not None
+        self._engine.use_grammars(FakeGrammars())
+        self.tell("used", None)
+
+    def break_copies(self, rank: int) -> None:
+        """From now on this rank cannot copy an adapter into a slot."""
+        assert self._engine is not None
+        assert self._engine._adapters is not None
+        if rank == self._number:
+            self._engine._adapters.bank.copy_in = fail  # type: ignore[method-assign, assignment]
+        self.tell("broken", None)
+
+    def close(self, _: None) -> None:
+        if self._engine is not None:
+            self._engine.close()
+        self._engine = None
+        self.tell("closed", None)
+
+
+def fail(*_: object) -> None:
+    raise OSError("this rank's device has failed")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    # To import torch takes longer than most tests: it is imported once, before the ranks part.
+    ranks = range(int(sys.argv[2]))
+    rank = next((rank for rank in ranks[1:] if os.fork() == 0), 0)
+    with Client(sys.argv[1]) as connection:
+        connection.send(rank)
+        Rank(connection, rank).run()
