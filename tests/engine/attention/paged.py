@@ -137,8 +137,3 @@ def attend(query: Tensor, cache: PagedCache, row: int, start: int, scale: float,
     if window:
         logits.masked_fill_(position <= own[:, None] - window, float("-inf"))
     return torch.einsum("hqk,khd->qhd", logits.softmax(-1), v)
-
-
-def relative_error(found: Tensor, expected: Tensor) -> float:
-    found = found.double().cpu()
-    return float((found - expected).norm() / expected.norm())

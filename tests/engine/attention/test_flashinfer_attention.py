@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from rota.core.errors import ConfigError
-from tests.engine.attention.paged import attend, decode_step, paged_cache, prefill_step, relative_error
+from tests.engine.attention.paged import attend, decode_step, paged_cache, prefill_step
+from tests.engine.nearness import relative_error
 from tests.engine.triton_interpreter import DEVICE, load
 
 flashinfer_attention = load("rota.engine.attention.flashinfer_attention")

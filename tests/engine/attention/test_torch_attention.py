@@ -18,10 +18,10 @@ from tests.engine.attention.paged import (
     decode_step,
     paged_cache,
     prefill_step,
-    relative_error,
     rounded,
     without_left,
 )
+from tests.engine.nearness import relative_error
 
 BOUNDS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 SHAPES = [

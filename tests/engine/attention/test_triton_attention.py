@@ -15,10 +15,10 @@ from tests.engine.attention.paged import (
     decode_step,
     paged_cache,
     prefill_step,
-    relative_error,
     rounded,
     without_left,
 )
+from tests.engine.nearness import relative_error
 from tests.engine.triton_interpreter import DEVICE, load
 
 triton_attention = load("rota.engine.attention.triton_attention")

@@ -14,6 +14,7 @@ from rota.engine.model.rotary import RotarySpec, rotary_table
 from rota.engine.ops.cpu import CPUOperations
 from rota.engine.ops.reference import Operations
 from rota.engine.step.device_step import DeviceStep, int32
+from tests.engine.nearness import relative_error
 
 reference = Operations()
 
@@ -48,10 +49,6 @@ def layer(keys_and_values: Tensor) -> LayerCache:
 def in_eight_bits_of(blocks: int) -> LayerCache:
     shape = CacheShape(layers=1, kv_heads=KV_HEADS, head_dim=HEAD_DIM, block_size=BLOCK_SIZE, dtype=EIGHT_BITS)
     return KVCache(blocks - 1, shape, torch.device("cpu")).layers[0]
-
-
-def relative_error(found: Tensor, expected: Tensor) -> float:
-    return float((found.float() - expected.float()).norm() / expected.float().norm())
 
 
 @pytest.mark.parametrize("dtype", BOUNDS)

@@ -9,11 +9,14 @@ from torch import Tensor
 from rota.engine.kv_cache import CacheShape, KVCache
 from rota.engine.layer_cache import EIGHT_BITS, LayerCache, from_eight_bits
 from rota.engine.ops.reference import Operations
+from rota.engine.quantised.codes import carried
 from rota.engine.step.device_step import DeviceStep, int32
+from tests.engine.nearness import relative_error
 from tests.engine.triton_interpreter import DEVICE, load
 
 reference = Operations()
-fused = load("rota.engine.ops.fused").FusedOperations()
+operations = load("rota.engine.ops.fused")
+fused = operations.FusedOperations()
 
 BOUNDS = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 6e-3}
 DTYPES = list(BOUNDS)
@@ -27,10 +30,6 @@ def same_dice() -> None:
 
 def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(*shape).to(dtype).to(DEVICE)
-
-
-def relative_error(found: Tensor, expected: Tensor) -> float:
-    return float((found.float() - expected).norm() / expected.norm())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -159,3 +158,71 @@ def codes_apart(found: Tensor, expected: Tensor) -> Tensor:
 def step_of(positions: Tensor, slots: Tensor) -> DeviceStep:
     nobody = int32([], DEVICE)
     return DeviceStep(positions, positions, slots, nobody, nobody, nobody)
+
+
+# Operations that round what they write: the rows of their twins, and the codes that the product would have made.
+
+rounding = operations.FusedOperations(rounds=True)
+scaled_product = load("rota.engine.quantised.scaled_product")
+ROWS = 18
+
+
+def random_halves(*shape: int) -> Tensor:
+    return torch.randn(*shape).to(DEVICE, torch.bfloat16)
+
+
+def assert_rounded(found: Tensor, expected: Tensor) -> None:
+    assert torch.equal(found, expected)
+    mine, theirs = carried(found), scaled_product.round_rows(expected)
+    assert mine is not None
+    assert torch.equal(mine.codes.view(torch.uint8), theirs.codes.view(torch.uint8))
+    torch.testing.assert_close(mine.scales, theirs.scales, rtol=0.0, atol=0.0, equal_nan=True)
+
+
+def test_a_norm_rounds_the_rows_that_it_writes():
+    x, weight = random_halves(ROWS, 80), random_halves(80)
+    assert_rounded(rounding.rms_norm(x, weight, EPSILON), fused.rms_norm(x, weight, EPSILON))
+
+
+def test_so_does_a_norm_that_adds_to_rows_which_lie_apart():
+    x, residual, weight = random_halves(ROWS, 96)[:, :64], random_halves(ROWS, 64), random_halves(64)
+    x[1, 3] = torch.inf  # its scale is not a number, and no other row's
+    expected, expected_total = fused.add_rms_norm(x, residual.clone(), weight, EPSILON)
+    found, total = rounding.add_rms_norm(x, residual, weight, EPSILON)
+    assert torch.equal(total, expected_total)
+    is_finite = torch.arange(ROWS, device=DEVICE) != 1
+    assert torch.equal(found[is_finite], expected[is_finite])
+    rounded, theirs = carried(found), scaled_product.round_rows(expected)
+    assert rounded is not None
+    assert rounded.scales.isfinite().tolist() == is_finite.tolist()
+    assert torch.equal(rounded.codes[is_finite].view(torch.uint8), theirs.codes[is_finite].view(torch.uint8))
+
+
+def test_so_does_silu():
+    gate_up = random_halves(ROWS, 2 * 112)
+    assert_rounded(rounding.silu_multiply(gate_up), fused.silu_multiply(gate_up))
+
+
+def test_rows_of_broken_words_carry_nothing():
+    x, weight = random_halves(ROWS, 72), random_halves(72)
+    found = rounding.rms_norm(x, weight, EPSILON)
+    assert carried(found) is None
+    assert torch.equal(found, fused.rms_norm(x, weight, EPSILON))
+
+
+def test_a_tensor_made_from_rows_does_not_carry_their_codes():
+    rows = rounding.rms_norm(random_halves(ROWS, 64), random_halves(64), EPSILON)
+    assert carried(rows) is not None
+    assert carried(rows[1:]) is None
+    assert carried(rows * 2) is None
+
+
+def test_a_product_takes_the_codes_that_its_rows_carry(monkeypatch):
+    given = []
+    monkeypatch.setattr(scaled_product.ScaledProduct, "multiply", lambda _, rounded, *__: given.append(rounded))
+    product = object.__new__(scaled_product.ScaledProduct)
+    rows = rounding.rms_norm(random_halves(ROWS, 64), random_halves(64), EPSILON)
+    product(rows, None)
+    product(rows.clone(), None)
+    assert given[0] is carried(rows)
+    assert torch.equal(given[1].codes.view(torch.uint8), given[0].codes.view(torch.uint8))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from rota.engine.quantised.codes import Codes
 
@@ -22,10 +21,6 @@ def random_codes(
         zeros=zeros if has_whole_zeros else zeros + torch.rand(outputs, count) / 2,
         groups=groups[torch.randperm(inputs)] if is_shuffled else groups,
     )
-
-
-def relative_error(found: Tensor, expected: Tensor) -> float:
-    return float((found.float() - expected).norm() / expected.norm())
 
 
 def on_device(codes: Codes, device: str) -> Codes:

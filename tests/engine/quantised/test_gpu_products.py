@@ -19,7 +19,8 @@ from rota.engine.quantised.products import (
     rounded_rows,
 )
 from rota.engine.row_product import RowTuning
-from tests.engine.quantised.few_bits import on_device, random_codes, relative_error
+from tests.engine.nearness import relative_error
+from tests.engine.quantised.few_bits import on_device, random_codes
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; CI has none")
 

@@ -10,7 +10,8 @@ from rota.engine.model.linear import Linear, tune_gemms
 from rota.engine.quantised.packing import pack_eight_bits, pack_four_bits, step_of
 from rota.engine.quantised.products import in_eight_bit_floats, in_order
 from rota.engine.weights.makers import SideBySide
-from tests.engine.quantised.few_bits import on_device, random_codes, relative_error
+from tests.engine.nearness import relative_error
+from tests.engine.quantised.few_bits import on_device, random_codes
 from tests.engine.triton_interpreter import DEVICE, load
 
 module = load("rota.engine.quantised.packed_product")
