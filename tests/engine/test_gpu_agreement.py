@@ -4,63 +4,31 @@ from __future__ import annotations
 
 import copy
 import random
-from pathlib import Path
-from typing import Literal
 
 import pytest
 import torch
-from peft import PeftModel
 from torch import Tensor
 
-from rota.core.config import CacheConfig, EngineConfig, LoraConfig, ModelConfig, SchedulerConfig
 from rota.core.ids import AdapterId, RequestId
-from rota.core.policy_config import PolicyConfig
-from rota.engine.build import build_engine
 from rota.engine.lora import layout
-from rota.runtime.doorbell import Doorbell
-from rota.scheduler import Scheduler
 from tests.builders import request
 from tests.engine.agreement import (
     CLEAR_MARGIN,
     MOST_ABOVE_TWIN,
-    Agreement,
+    assert_near,
     in_bfloat16,
     logits_of,
     told_logprobs,
     told_scores,
 )
-from tests.engine.lora.adapter_factory import make_adapter
-from tests.engine.lora.mixed_server import Server, adapter
+from tests.engine.lora.adapter_factory import load_with_peft, make_adapter
+from tests.engine.lora.mixed_server import GPUServer, adapter
 from tests.engine.model_factory import WINDOWED, make_tiny_model
 from tests.worlds import outputs
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; CI has none")
 
 NEW_TOKENS = 48
-
-
-class GPUServer(Server):
-    """The tests' server in bfloat16, with graphs, two slots and short turns; or the same on a CPU in float32."""
-
-    def __init__(
-        self,
-        folder: Path,
-        kv_cache_dtype: Literal["auto", "fp8"] = "auto",
-        device: Literal["cuda", "cpu"] = "cuda",
-    ) -> None:
-        dtype: Literal["bfloat16", "float32"] = "bfloat16" if device == "cuda" else "float32"
-        self.config = EngineConfig(
-            model=ModelConfig(model_path=str(folder), dtype=dtype, device=device),
-            cache=CacheConfig(kv_blocks=512, kv_cache_dtype=kv_cache_dtype),
-            scheduler=SchedulerConfig(max_running_requests=16, chunked_prefill_size=32),
-            lora=LoraConfig(max_loras_per_batch=2, max_lora_rank=16),
-            policy=PolicyConfig(lora_rotation_quantum_ms=5.0, lora_max_stall_ms=10.0),
-            quiet=True,
-        )
-        self.engine = build_engine(self.config)
-        self.scheduler = Scheduler.from_config(self.config, self.engine.capacity)
-        self.doorbell = Doorbell()
-        self._max_open = 100
 
 
 @pytest.mark.parametrize("fused_lora_a", ["apart", "below the matrices"])
@@ -76,25 +44,11 @@ def test_every_token_is_the_references_wherever_that_is_sure(family, fused_lora_
     prompts = [tuple(dice.randrange(3, 250) for _ in range(length)) for length in (4, 50, 90)]
     server = GPUServer(tmp_path / "model")
     server.add(*(adapter(number, tmp_path) for number in (1, 2, 3)))
-    asked = [
-        request(f"{place}-{number}", prompt=prompt, max_new_tokens=NEW_TOKENS, adapter=AdapterId(number), logprobs=0)
-        for place, prompt in enumerate(prompts)
-        for number in range(4)
-    ]
-    events = server.serve(asked)
-    given, told, agreement = outputs(events), told_logprobs(events), Agreement()
+    tuned = (load_with_peft(tmp_path / str(number), rounded) for number in (1, 2, 3))
 
-    for number in range(4):
-        reference = rounded
-        if number:
-            reference = PeftModel.from_pretrained(copy.deepcopy(rounded), tmp_path / str(number)).eval()
-        twin = in_bfloat16(reference)
-        for place, prompt in enumerate(prompts):
-            id = RequestId(f"{place}-{number}")
-            assert len(given[id]) == NEW_TOKENS
-            right, coarse = (logits_of(model, prompt, given[id]) for model in (reference, twin))
-            agreement.take(given[id], told[id], right, coarse, f"adapter {number}, prompt {place}")
-    agreement.check()
+    given = assert_near(server.serve, prompts, NEW_TOKENS, enumerate((rounded, *tuned)), in_bfloat16)
+
+    assert all(len(answer) == NEW_TOKENS for answer in given.values())
 
 
 @pytest.mark.parametrize("family", ["llama3", "mistral, windowed"])
@@ -106,7 +60,7 @@ def test_with_keys_and_values_in_eight_bits_answers_are_as_near_as_eight_bits_ar
         make_adapter(tmp_path / str(number), model, seed=number, r=4)
     dice = random.Random(5)
     prompts = [tuple(dice.randrange(3, 250) for _ in range(length)) for length in (4, 50, 90, 300)]
-    server, twin = GPUServer(tmp_path / "model", "fp8"), GPUServer(tmp_path / "model", "fp8", "cpu")
+    server, twin = (GPUServer(tmp_path / "model", kv_cache_dtype="fp8", device=device) for device in ("cuda", "cpu"))
     for one in (server, twin):
         one.add(*(adapter(number, tmp_path) for number in (1, 2, 3)))
     pairs = [(number, prompt) for number in range(4) for prompt in prompts]
@@ -125,10 +79,7 @@ def test_with_keys_and_values_in_eight_bits_answers_are_as_near_as_eight_bits_ar
     scored = told_scores(twin.serve(again))
 
     assert server.engine.capacity.kv_dtype == "float8_e4m3fn"
-    tuned = {
-        number: PeftModel.from_pretrained(copy.deepcopy(rounded), tmp_path / str(number)).eval() if number else rounded
-        for number in range(4)
-    }
+    tuned = {number: load_with_peft(tmp_path / str(number), rounded) if number else rounded for number in range(4)}
     errors: tuple[list[Tensor], list[Tensor]] = ([], [])
     for place, (number, prompt) in enumerate(pairs):
         id = RequestId(str(place))
@@ -158,7 +109,7 @@ def test_a_prompt_s_tokens_are_as_likely_as_the_reference_says_beside_steps_in_g
     )
 
     scores = told_scores(events)
-    tuned = PeftModel.from_pretrained(copy.deepcopy(rounded), tmp_path / "1").eval()
+    tuned = load_with_peft(tmp_path / "1", rounded)
     for id, reference in ((RequestId("0"), rounded), (RequestId("1"), tuned)):
         with torch.inference_mode():
             right = reference(torch.tensor([prompt])).logits[0, :-1].log_softmax(-1)

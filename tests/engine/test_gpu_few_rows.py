@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import PeftModel
 
 from rota.core.ids import RequestId
 from tests.engine.agreement import agrees
 from tests.engine.eager_story import build
-from tests.engine.lora.adapter_factory import make_adapter
+from tests.engine.lora.adapter_factory import load_with_peft, make_adapter
 from tests.engine.lora.mixed_server import adapter
 from tests.engine.model_factory import make_tiny_model
 from tests.engine.row_story import SAMPLINGS, FewRows, answer, asked
@@ -55,7 +54,7 @@ def test_answers_agree_with_the_reference_if_parked_rows_are_taken_all_the_time(
     assert server.resumed > len(requests) // 2
     assert server.prompt_tokens == sum(len(one.prompt) for one in requests), "no prompt is computed twice"
     for number in range(1, ADAPTERS + 1):
-        reference = PeftModel.from_pretrained(copy.deepcopy(rounded), tmp_path / str(number)).eval()
+        reference = load_with_peft(tmp_path / str(number), rounded)
         greedy = next(one for one in requests if one.request_id == f"{number}-0")
         assert agrees(reference, greedy.prompt, given[RequestId(f"{number}-0")]), f"adapter {number}"
         assert all(len(given[RequestId(f"{number}-{way}")]) == NEW_TOKENS for way in range(4))

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from rota.engine.lora.bank import Bank
 from rota.engine.lora.batch import make_batch
 from rota.engine.lora.files.ranks import PAGE_RANK, pages_for
 from rota.engine.lora.gain_bias import GainBias
 from rota.engine.lora.layout import SiteFactors
+from rota.engine.lora.reference import StackedProjector
 from rota.engine.model.sites import SiteShape
 from rota.engine.step.device_step import LoraBatch
 
@@ -66,6 +69,17 @@ def token_by_token(y: Tensor, x: Tensor, factors: SiteFactors, token_slots: list
     return result
 
 
+class FirstResidents:
+    """A bank into whose slots one adapter each has come."""
+
+    def generation(self, slot: int) -> int:
+        return 1
+
+
+def stacked(project: Callable[[Tensor], Tensor], x: Tensor, factors: SiteFactors, batch: LoraBatch) -> Tensor:
+    return StackedProjector(cast(Bank, FirstResidents()))(project, x, factors, batch)
+
+
 def batch_of(token_slots: list[int], slots: int, tile_size: int, device: str) -> LoraBatch:
     return make_batch(np.array(token_slots, np.int32), slots, torch.device(device), tile_size)
 
@@ -73,10 +87,6 @@ def batch_of(token_slots: list[int], slots: int, tile_size: int, device: str) ->
 def random_rows(tokens: int, shape: SiteShape, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor]:
     """y and x."""
     return torch.randn(tokens, shape.outputs).to(device, dtype), torch.randn(tokens, shape.inputs).to(device, dtype)
-
-
-def relative_error(found: Tensor, expected: Tensor) -> float:
-    return float((found.double().cpu() - expected).norm() / expected.norm())
 
 
 def in_pages(factors: SiteFactors, spare: int = 2) -> SiteFactors:

@@ -1,8 +1,9 @@
-"""A model of a few numbers, adapters for its bank, and a driver that copies within host memory."""
+"""Llama-8B's shape and one of a few numbers, adapters for its bank, and a driver that copies within host memory."""
 
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,27 +18,31 @@ from rota.engine.model.spec import ModelSpec
 
 MAX_RANK = 6
 CPU = torch.device("cpu")
-SMALL = ModelSpec(
+LLAMA_8B = ModelSpec(
     architecture="LlamaForCausalLM",
-    vocab_size=32,
-    hidden_size=8,
-    intermediate_size=12,
-    layers=2,
-    heads=2,
-    kv_heads=1,
-    head_dim=4,
+    vocab_size=128_256,
+    hidden_size=4096,
+    intermediate_size=14_336,
+    layers=32,
+    heads=32,
+    kv_heads=8,
+    head_dim=128,
     norm_epsilon=1e-5,
-    context_length=64,
-    rotary=RotarySpec(10_000.0),
+    context_length=131_072,
+    rotary=RotarySpec(500_000.0),
     has_qkv_bias=False,
     has_output_bias=False,
     has_mlp_bias=False,
     layer_norms=(),
-    attention_scale=0.25,
-    has_tied_embeddings=True,
-    dtype=torch.float32,
+    attention_scale=128**-0.5,
+    has_tied_embeddings=False,
+    dtype=torch.bfloat16,
     eos_token_ids=(),
 )
+SMALL = replace(
+    LLAMA_8B, vocab_size=32, hidden_size=8, intermediate_size=12, layers=2, heads=2, kv_heads=1, head_dim=4,
+    context_length=64, rotary=RotarySpec(10_000.0), attention_scale=0.25, has_tied_embeddings=True, dtype=torch.float32,
+)  # fmt: skip
 
 
 def host_adapter(ranks: tuple[int, ...], fill: float) -> HostAdapter:

@@ -34,7 +34,7 @@ from rota.engine.lora.files.brought import Brought
 from rota.engine.lora.files.ranks import PAGE_RANK, UNKNOWN_RANK, needs_of, pages_for
 from rota.engine.lora.layout import fused_sites
 from rota.engine.model.sites import SITES
-from tests.engine.lora.llama import LLAMA_8B
+from tests.engine.lora.small_bank import LLAMA_8B
 
 GIBIBYTE = 1 << 30
 H200 = DeviceMemory(140 * GIBIBYTE, 16 * GIBIBYTE)

@@ -27,7 +27,7 @@ from rota.engine.parallel.group import ONE_RANK, RankGroup
 from rota.llm.config import build_device, engine_config, first_adapters, locate_model, told_later, with_first
 from rota.start import START
 from tests.engine.lora.adapter_factory import load_with_peft, make_adapter
-from tests.engine.lora.llama import LLAMA_8B
+from tests.engine.lora.small_bank import LLAMA_8B
 from tests.engine.model_factory import make_tiny_model
 from tests.engine.parallel.together import together
 from tests.tiny_tokenizer import write_byte_tokenizer

@@ -15,8 +15,9 @@ from rota.engine.lora.embed_head import EmbedHead, EmbedHeadBank
 from rota.engine.lora.host import EmbedHeadFactors
 from rota.engine.lora.reference import add_with_gain_bias
 from rota.engine.model.linear import Linear
-from tests.engine.lora.site_numbers import BOUNDS, batch_of, relative_error
+from tests.engine.lora.site_numbers import BOUNDS, batch_of
 from tests.engine.lora.small_bank import CPU, MAX_RANK, SMALL, host_adapter
+from tests.engine.nearness import relative_error
 from tests.engine.triton_interpreter import DEVICE, load
 
 triton_ends = load("rota.engine.lora.triton_embed_head")

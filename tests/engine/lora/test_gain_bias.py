@@ -12,7 +12,7 @@ from rota.core.adapter import Extra
 from rota.engine.lora.bank import Bank
 from rota.engine.lora.base import BaseMatrices
 from rota.engine.lora.gain_bias import FEW_TOKENS, empty_run
-from rota.engine.lora.reference import StackedProjector, project_with_lora
+from rota.engine.lora.reference import project_with_lora
 from rota.engine.model.linear import Linear
 from rota.engine.model.sites import SITES, site_shapes
 from rota.engine.weights.load import dummy_weights
@@ -24,11 +24,12 @@ from tests.engine.lora.site_numbers import (
     batch_of,
     random_factors,
     random_rows,
-    relative_error,
+    stacked,
     token_by_token,
     with_gain_bias,
 )
 from tests.engine.lora.small_bank import CPU, MAX_RANK, SMALL, host_adapter
+from tests.engine.nearness import relative_error
 from tests.engine.triton_interpreter import DEVICE, load
 
 triton_ops = load("rota.engine.lora.triton_ops")
@@ -39,15 +40,6 @@ def by_kernels(project: Any, x: torch.Tensor, factors: Any, batch: Any) -> torch
     y = project(x)
     triton_ops.add_lora(y, x, factors, batch)
     return y
-
-
-class FirstResidents:
-    def generation(self, slot: int) -> int:
-        return 1
-
-
-def stacked(*product: Any) -> torch.Tensor:
-    return StackedProjector(FirstResidents())(*product)
 
 
 WAYS = {

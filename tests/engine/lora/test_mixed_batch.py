@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 import random
 from pathlib import Path
 
 import pytest
-from peft import PeftModel
 
 from rota.core.adapter import Adapter
+from rota.core.config import FirstAdapters
 from rota.core.errors import FaultCode
 from rota.core.events import AdapterRefused, SlotChanged, SlotReason
 from rota.core.ids import AdapterId, RequestId
 from rota.core.messages import RemoveAdapter
 from rota.core.request import Request
 from tests.builders import request
-from tests.engine.lora.adapter_factory import ATTENTION, change_tensors, greedy_answer, make_adapter
+from tests.engine.lora.adapter_factory import ATTENTION, change_tensors, greedy_answer, load_with_peft, make_adapter
 from tests.engine.lora.mixed_server import Server, adapter
 from tests.engine.model_factory import make_tiny_model
 from tests.worlds import endings, outputs
@@ -44,7 +43,7 @@ def world(tmp_path_factory) -> tuple[Path, Path, list[tuple[int, ...]], Answers]
     prompts = [tuple(dice.randrange(3, 250) for _ in range(length)) for length in (5, 27)]
     answers: Answers = {prompt: {0: greedy_answer(model, prompt, NEW_TOKENS)} for prompt in prompts}
     for number in ADAPTERS:
-        tuned = PeftModel.from_pretrained(copy.deepcopy(model), adapters / str(number)).eval()
+        tuned = load_with_peft(adapters / str(number), model)
         for prompt in prompts:
             answers[prompt][number] = greedy_answer(tuned, prompt, NEW_TOKENS)
     return folder, adapters, prompts, answers
@@ -144,3 +143,48 @@ def test_an_adapter_that_makes_infinities_ruins_no_answer_but_its_own(world, tmp
     assert faults == {FaultCode.NOT_A_NUMBER}
     said = outputs(served)
     assert [said[f"good {i}"] for i in range(len(prompts))] == [answers[prompt][0] for prompt in prompts]
+
+
+# Adapters of different ranks that do not all fit into the pages take turns, and each answers as under PEFT.
+
+FEW_TOKENS = 12
+PROMPT = (9, 8, 7, 200, 201, 5, 77)
+RANKS = {1: 4, 2: 8, 3: 20, 4: 64, 5: 56, 6: 40}
+# What a server has that starts with the first two and the fourth: pages for them, and for one more of rank 64.
+FIRST = FirstAdapters(count=3, rank=64, pages=10)
+
+
+@pytest.fixture(scope="module")
+def world_of_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dict[int, list[int]]]:
+    """A tiny model, adapters of it, and what PEFT answers for each."""
+    folder, adapters = tmp_path_factory.mktemp("model"), tmp_path_factory.mktemp("adapters")
+    model = make_tiny_model(folder, "llama3")
+    answers = {0: greedy_answer(model, PROMPT, FEW_TOKENS)}
+    for number, rank in RANKS.items():
+        path = make_adapter(adapters / str(number), model, seed=number, r=rank, lora_alpha=rank)
+        answers[number] = greedy_answer(load_with_peft(path, model), PROMPT, FEW_TOKENS)
+    assert len(set(map(tuple, answers.values()))) == len(answers)
+    return folder, adapters, answers
+
+
+PAGED_WAYS = {
+    "taking turns": {"policy": "rotate"},
+    "taking turns, loaded synchronously": {"policy": "rotate", "overlaps": False},
+    "waiting": {"policy": "wait"},
+}
+
+
+@pytest.mark.parametrize("way", PAGED_WAYS)
+def test_every_request_is_answered_as_peft_alone_answers_it(world_of_ranks, way):
+    folder, adapters, answers = world_of_ranks
+    server = Server(folder, "auto", first=FIRST, turn_ms=0.001, **PAGED_WAYS[way])
+    assert server.engine.capacity.pages == 18
+    server.add(*(adapter(number, adapters) for number in RANKS))
+    asked = [
+        request(f"{number}", prompt=PROMPT, max_new_tokens=FEW_TOKENS, adapter=AdapterId(number)) for number in answers
+    ]
+    events = server.serve(asked)
+
+    assert outputs(events) == {f"{number}": right for number, right in answers.items()}
+    turns = sum(isinstance(event, SlotChanged) and event.reason is SlotReason.TURN_OVER for event in events)
+    assert bool(turns) == way.startswith("taking turns")  # how many they are is up to the machine

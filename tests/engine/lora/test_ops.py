@@ -13,8 +13,8 @@ from torch import Tensor
 
 from rota.engine.lora import reference
 from rota.engine.lora.batch import BatchFrame
+from rota.engine.lora.files.ranks import pages_for
 from rota.engine.lora.layout import SiteFactors
-from rota.engine.lora.reference import StackedProjector
 from rota.engine.model.linear import Matrix
 from rota.engine.model.sites import SiteShape
 from rota.engine.step.device_step import LoraBatch
@@ -24,11 +24,13 @@ from tests.engine.lora.site_numbers import (
     OUTPUT,
     QKV,
     batch_of,
+    in_pages,
     random_factors,
     random_rows,
-    relative_error,
+    stacked,
     token_by_token,
 )
+from tests.engine.nearness import relative_error
 from tests.engine.triton_interpreter import DEVICE, load
 
 triton_ops = load("rota.engine.lora.triton_ops")
@@ -61,15 +63,8 @@ def add_from_annex(y: Tensor, x: Tensor, factors: SiteFactors, batch: LoraBatch,
     y += own
 
 
-class FirstResidents:
-    """A bank into whose slots one adapter each has come."""
-
-    def generation(self, slot: int) -> int:
-        return 1
-
-
 def add_stacked(y: Tensor, x: Tensor, factors: SiteFactors, batch: LoraBatch) -> None:
-    StackedProjector(FirstResidents())(lambda _: y, x, factors, batch)
+    stacked(lambda _: y, x, factors, batch)
 
 
 WAYS = {
@@ -109,13 +104,14 @@ def check(
     max_rank: int = 16,
     dtype: torch.dtype = torch.float32,
     tile_size: int = 16,
+    laid_out: Callable[[SiteFactors], SiteFactors] = lambda factors: factors,
 ) -> None:
     add_lora, device = way
     factors = random_factors(shape, ranks, max_rank, dtype, device)
     y, x = random_rows(len(token_slots), shape, dtype, device)
     expected = token_by_token(y, x, factors, token_slots)
 
-    add_lora(y, x, factors, batch_of(token_slots, len(ranks), tile_size, device))
+    add_lora(y, x, laid_out(factors), batch_of(token_slots, len(ranks), tile_size, device))
 
     assert relative_error(y, expected) < BOUNDS[dtype]
 
@@ -217,5 +213,88 @@ def test_a_captured_graph_serves_an_assignment_it_was_not_captured_with():
     for token_slots in ([1, 0, 3, 1, 2], [0, 0, 0, 0, 0, 1]):
         numbers.copy_(torch.from_numpy(frame.pack(np.array(token_slots, np.int32))[0]))
         expected = token_by_token(y, x, factors, token_slots)
+        graph.replay()
+        assert relative_error(y, expected) < 2e-6
+
+
+# Where slots share pages, every way to apply adapters gives what it gives where each slot has a place of its own.
+
+# Several row tiles and iterations, whose ends lie inside a slot's pages.
+SMALL_IN_PAGES = Tuning(
+    ShrinkTuning(rows=16, share=64, most_shares=2, step=32, warps=4, stages=2),
+    ExpandTuning(columns=64, ranks=16, warps=4),
+)
+WIDE_IN_PAGES = Tuning(
+    ShrinkTuning(rows=64, share=96, most_shares=1, step=32, warps=4, stages=2),
+    ExpandTuning(columns=128, ranks=32, warps=4),
+)
+
+
+def add_from_paged_annex(y: Tensor, x: Tensor, factors: SiteFactors, batch: LoraBatch, tuning: object) -> None:
+    """In a bank's pages the ranks beyond an adapter's are nought; pages of nobody hold anything."""
+    a, b = factors.a.clone(), factors.b.clone()
+    assert factors.table is not None
+    for slot, rank in enumerate(factors.ranks.tolist()):
+        for page in factors.table[slot, : pages_for(rank)].tolist():
+            a[page].nan_to_num_()
+            b[page].nan_to_num_()
+    add_from_annex(y, x, replace(factors, a=a, b=b), batch, tuning)
+
+
+IN_PAGES = {"max_rank": 64, "laid_out": in_pages}
+PAGED_WAYS = {
+    "torch": (reference.add_lora, DEVICE),
+    "stacked": (add_stacked, "cpu"),
+    "triton small": (partial(triton_ops.add_lora, tuning=SMALL_IN_PAGES), DEVICE),
+    "triton wide": (partial(triton_ops.add_lora, tuning=WIDE_IN_PAGES), DEVICE),
+    "annex small": (partial(add_from_paged_annex, tuning=SMALL_IN_PAGES), DEVICE),
+    "annex wide": (partial(add_from_paged_annex, tuning=WIDE_IN_PAGES), DEVICE),
+}
+
+
+@pytest.fixture(params=PAGED_WAYS)
+def paged_way(request) -> tuple[AddLora, str]:
+    return PAGED_WAYS[request.param]
+
+
+@pytest.mark.parametrize("shape", [QKV, OUTPUT], ids=lambda shape: shape.name)
+def test_adapters_of_many_ranks_share_a_step(paged_way, shape):
+    # 2 leaves the site alone, 5 is base.
+    check(paged_way, [3, 1, 5, 0, 2, 4, 3, 5, 1, 4], ranks=[4, 8, 0, 20, 64], shape=shape, **IN_PAGES)
+
+
+def test_half_precision_and_prompts(paged_way):
+    prompts = [1] * 70 + [3] * 9 + [0] * 5
+    check(
+        paged_way, [0, 3, 1, *prompts], ranks=[9, 24, 0], shape=OUTPUT, dtype=torch.bfloat16, tile_size=64, **IN_PAGES
+    )
+
+
+@pytest.mark.long("the interpreter takes a minute for random batches")
+@pytest.mark.parametrize("seed", range(6))
+def test_random_batches_in_pages(paged_way, seed):
+    dice = np.random.default_rng(seed)
+    slots = int(dice.integers(1, 7))
+    ranks = dice.integers(0, 65, slots).tolist()
+    token_slots = dice.integers(0, slots + 1, dice.integers(1, 40)).tolist()
+    check(paged_way, token_slots, ranks, shape=[QKV, OUTPUT, GATE_UP][seed % 3], **IN_PAGES)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="CUDA graphs need a GPU")
+def test_a_captured_graph_finds_adapters_in_pages_that_they_took_later():
+    own = random_factors(QKV, [20, 8, 64], 64, torch.float32, DEVICE)
+    factors, token_slots = in_pages(own), [2, 0, 3, 1, 0, 2]
+    batch, (y, x) = batch_of(token_slots, 3, 16, DEVICE), random_rows(6, QKV, torch.float32, DEVICE)
+    triton_ops.add_lora(y.clone(), x, factors, batch)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        triton_ops.add_lora(y, x, factors, batch)
+
+    for _ in range(3):
+        moved = in_pages(own)
+        for tensor, other in ((factors.a, moved.a), (factors.b, moved.b), (factors.table, moved.table)):
+            assert tensor is not None
+            tensor.copy_(other)
+        expected = token_by_token(y, x, own, token_slots)
         graph.replay()
         assert relative_error(y, expected) < 2e-6

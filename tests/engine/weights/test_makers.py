@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 
 import pytest
 import torch
-from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -24,10 +22,11 @@ from rota.engine.weights.load import Weights, dummy_weights, load_weights, weigh
 from rota.engine.weights.makers import EightBitFloats, FourBitCodes, FourBitGroups
 from tests.builders import request
 from tests.engine.agreement import choices
-from tests.engine.lora.adapter_factory import make_adapter
+from tests.engine.lora.adapter_factory import load_with_peft, make_adapter
 from tests.engine.lora.mixed_server import Server, adapter
 from tests.engine.model.sequence import Sequences
 from tests.engine.model_factory import make_tiny_model
+from tests.engine.nearness import relative_error
 from tests.engine.weights.writers import EIGHT, FOUR, IN_BLOCKS, LAYOUTS, REORDERED, write_model
 from tests.worlds import outputs
 
@@ -67,10 +66,6 @@ def logits_of(model: PreTrainedModel) -> Tensor:
     return logits
 
 
-def error(found: Tensor, expected: Tensor) -> float:
-    return float((found.float() - expected).norm() / expected.norm())
-
-
 def logits_in(folder: Path, maker: MatrixMaker | None, dtype: torch.dtype = torch.float32) -> Tensor:
     sequences = Sequences(folder, dtype=dtype, maker=maker)
     found = [sequences.step(chunks={0: PROMPT[:30]})]
@@ -80,7 +75,7 @@ def logits_in(folder: Path, maker: MatrixMaker | None, dtype: torch.dtype = torc
 @pytest.mark.parametrize("layout", FOUR)
 def test_four_bits_answer_like_their_weights(tmp_path, layout):
     expected = logits_of(write_model(tmp_path, layout))
-    assert error(logits_in(tmp_path, maker_of(tmp_path)), expected) < 1e-5
+    assert relative_error(logits_in(tmp_path, maker_of(tmp_path)), expected) < 1e-5
 
 
 @pytest.mark.parametrize("layout", EIGHT)
@@ -91,13 +86,13 @@ def test_eight_bit_floats_answer_like_their_weights_by_rounded_activations(tmp_p
     if layout in IN_BLOCKS:  # no product has their scales
         model = with_matrices_rounded(model)
 
-    assert error(found, logits_of(rounds_inputs(model))) < 1e-3
-    assert error(found, exact) > 0.005, "activations were not rounded"
+    assert relative_error(found, logits_of(rounds_inputs(model))) < 1e-3
+    assert relative_error(found, exact) > 0.005, "activations were not rounded"
 
 
 def test_a_plain_folder_is_rounded_by_output_while_it_is_loaded(tmp_path):
     model = with_matrices_rounded(make_tiny_model(tmp_path, "qwen2"))
-    assert error(logits_in(tmp_path, EightBitFloats()), logits_of(rounds_inputs(model))) < 1e-3
+    assert relative_error(logits_in(tmp_path, EightBitFloats()), logits_of(rounds_inputs(model))) < 1e-3
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "weight-only"])
@@ -106,7 +101,7 @@ def test_a_cpu_s_products_take_stored_groups_and_leave_others_plain(tmp_path, la
     expected = logits_of(write_model(tmp_path, layout))
     stored = read_layout(tmp_path)
     maker = FourBitGroups(stored.holds, FourBit(kind, GroupsFile(tmp_path)), torch.float32)
-    found = error(logits_in(tmp_path, maker), expected)
+    found = relative_error(logits_in(tmp_path, maker), expected)
 
     assert found < (1e-5 if layout in REORDERED else 0.04)
 
@@ -116,7 +111,7 @@ def test_modules_that_were_not_converted_stay_plain(tmp_path):
     expected = logits_of(write_model(tmp_path, "4: AWQ", left_out=left_out))
     maker = maker_of(tmp_path)
 
-    assert error(logits_in(tmp_path, maker), expected) < 1e-5
+    assert relative_error(logits_in(tmp_path, maker), expected) < 1e-5
     assert not maker.fits([f"{left_out[0]}.weight"], 64, 128)
     # Its neighbours are stored in four bits, and become plain with it.
     assert not maker.fits([f"model.layers.1.self_attn.{part}_proj.weight" for part in "qkv"], 192, 64)
@@ -145,7 +140,7 @@ def test_a_mixed_batch_of_adapters_is_answered_as_peft_answers_it(tmp_path, layo
     )
 
     for number in range(3):
-        tuned = PeftModel.from_pretrained(copy.deepcopy(model), tmp_path / str(number)).eval() if number else model
+        tuned = load_with_peft(tmp_path / str(number), model) if number else model
         answers = [given[f"{place}-{number}"] for place in range(len(prompts))]
         assert [len(answer) for answer in answers] == [NEW_TOKENS] * len(prompts)
         assert answers == choices(tuned, prompts, answers)
@@ -168,7 +163,7 @@ def test_the_parts_of_two_ranks_make_the_whole(tmp_path, layout):
     summed = sum(part.down(x[:, 64 * rank :][:, :64]) for rank, part in enumerate(parts))
     # Each rank rounds its own part of x, and a plain folder's matrices by the part of each output that it has.
     bound = 1e-5 if layout.startswith("4") else 0.06
-    assert error(summed, whole.down(x)) < bound
+    assert relative_error(summed, whole.down(x)) < bound
 
 
 @pytest.mark.parametrize("layout", ["8: AutoFP8", "4: AWQ", "4: compressed-tensors, channels"])
@@ -191,4 +186,4 @@ def test_random_weights_are_rounded_as_a_folder_s_are_stored(tmp_path, layout):
     x = torch.randn(3, 64)
 
     assert drawn.size_bytes == weight_bytes(spec, torch.float32, maker=maker)
-    assert 0.001 < error(drawn.layers[0].qkv(x), plain.layers[0].qkv(x)) < 0.15
+    assert 0.001 < relative_error(drawn.layers[0].qkv(x), plain.layers[0].qkv(x)) < 0.15
