@@ -12,7 +12,7 @@ from rota.core.ids import Row
 from rota.core.plan import Chunk, StepPlan
 from rota.engine.step.frames import mixed_frame
 from rota.engine.step.graphs import StepGraphs
-from tests.engine.graph_stubs import no_graph
+from tests.engine.hand import no_graph
 
 
 def test_every_part_tells_what_it_found(tmp_path):

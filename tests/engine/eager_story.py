@@ -21,6 +21,8 @@ from rota.engine.engine import Engine
 from rota.engine.lora.bank import Bank
 from rota.engine.lora.host import HostAdapter
 from rota.engine.lora.loader import PendingCopy
+from tests.engine.lora.adapter_factory import make_adapter
+from tests.engine.model_factory import make_tiny_model
 from tests.waiting import TIMEOUT_S
 
 ROWS, PAGES, BLOCK_SIZE = 5, 8, 8
@@ -48,6 +50,16 @@ def build(folder: Path, first: FirstAdapters | None = None, **model: Any) -> Eng
     while engine.work_while_idle():
         pass
     return engine
+
+
+def make_three(root: Path) -> tuple[Path, tuple[Adapter, ...]]:
+    """A tiny model and three adapters of it, of different ranks."""
+    model = make_tiny_model(root / "model", "llama3")
+    adapters = []
+    for number in (1, 2, 3):
+        path = make_adapter(root / str(number), model, seed=number, r=4 * number)
+        adapters.append(Adapter(adapter_id=AdapterId(number), name=f"adapter{number}", path=str(path)))
+    return root / "model", tuple(adapters)
 
 
 class Story:

@@ -21,11 +21,10 @@ from tests.engine.eager_story import (
     build,
     fail_behind_copy,
     failed,
+    make_three,
     pages_change_hands_every_step,
     slots_change_hands_every_step,
 )
-from tests.engine.lora.adapter_factory import make_adapter
-from tests.engine.model_factory import make_tiny_model
 from tests.waiting import TIMEOUT_S
 
 ROUNDS = 24
@@ -33,14 +32,7 @@ ROUNDS = 24
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[Adapter, ...]]:
-    """A tiny model and three adapters of it, of different ranks."""
-    root = tmp_path_factory.mktemp("eager")
-    model = make_tiny_model(root / "model", "llama3")
-    adapters = []
-    for number in (1, 2, 3):
-        path = make_adapter(root / str(number), model, seed=number, r=4 * number)
-        adapters.append(Adapter(adapter_id=AdapterId(number), name=f"adapter{number}", path=str(path)))
-    return root / "model", tuple(adapters)
+    return make_three(tmp_path_factory.mktemp("eager"))
 
 
 @pytest.fixture

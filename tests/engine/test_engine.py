@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,19 +13,13 @@ from transformers import PreTrainedModel
 
 from rota.core.config import CacheConfig, EngineConfig, LoraConfig, ModelConfig, SchedulerConfig
 from rota.core.errors import ConfigError
-from rota.core.ids import BASE, BlockId, RequestId, Row
-from rota.core.plan import Chunk, Seat, StepPlan, StepResult
 from rota.core.request import SamplingParams
 from rota.engine.build import build_engine
 from rota.engine.engine import Engine
 from rota.engine.lora.bank import slot_bytes
-from rota.engine.step.frames import decode_frames
+from tests.engine.hand import BLOCK_SIZE, BLOCKS, GREEDY, OTHER, PROMPT, ROWS, Hand, expected
 from tests.engine.model_factory import make_tiny_model
 
-GREEDY = SamplingParams(temperature=0.0)
-BLOCK_SIZE, BLOCKS, ROWS = 8, 64, 4
-PROMPT = tuple(range(40, 63))
-OTHER = (9, 8, 7, 200, 201, 5)
 HAS_GPU = torch.cuda.is_available()
 
 
@@ -58,50 +51,6 @@ def oracle(made: tuple[Path, PreTrainedModel]) -> PreTrainedModel:
 @pytest.fixture
 def engine(folder: Path) -> Engine:
     return build_engine(config(folder))
-
-
-def expected(oracle: PreTrainedModel, prompt: tuple[int, ...], length: int) -> list[int]:
-    tokens = torch.tensor([prompt])
-    with torch.inference_mode():
-        output = oracle.generate(
-            tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=length, do_sample=False, eos_token_id=None
-        )
-    return output[0, len(prompt) :].tolist()
-
-
-class Hand:
-    """Writes plans by hand: who sits where, with which blocks, and what each step computes."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._blocks: Iterator[int] = iter(range(BLOCKS - 1, -1, -1))  # not in order, on purpose
-        self._seats: list[Seat] = []
-
-    def seat(
-        self, row: int, tokens: tuple[int, ...], room: int = 64, shared: tuple[int, ...] = (), **fields: Any
-    ) -> tuple[int, ...]:
-        """Take a row in the next step; answers the blocks it holds."""
-        fresh = tuple(next(self._blocks) for _ in range(room // BLOCK_SIZE - len(shared)))
-        blocks = tuple(BlockId(block) for block in shared + fresh)
-        given = {"prompt_length": len(tokens), "sampling": GREEDY, **fields}
-        self._seats.append(
-            Seat(request_id=RequestId("r"), row=Row(row), adapter_id=BASE, tokens=tokens, blocks=blocks, **given)
-        )
-        return blocks
-
-    def plan(self, *chunks: tuple[int, int, int, bool], decodes: tuple[int, ...] = ()) -> StepPlan:
-        seats, self._seats = tuple(self._seats), []
-        rows = tuple(Row(row) for row in decodes)
-        parts = tuple(
-            Chunk(row=Row(row), start=start, length=length, samples=samples) for row, start, length, samples in chunks
-        )
-        return StepPlan(step_id=1, seats=seats, chunks=parts, decodes=rows)
-
-    def step(self, *chunks: tuple[int, int, int, bool], decodes: tuple[int, ...] = ()) -> StepResult:
-        return self._engine.collect(self._engine.submit(self.plan(*chunks, decodes=decodes)))
-
-    def decode(self, row: int, steps: int) -> list[int]:
-        return [self.step(decodes=(row,)).tokens[0] for _ in range(steps)]
 
 
 def test_greedy_tokens_equal_those_of_transformers(engine: Engine, oracle: PreTrainedModel):
@@ -249,14 +198,6 @@ def test_dummy_weights_have_the_model_s_shape(folder: Path):
     hand.seat(0, PROMPT)
     (token,) = hand.step((0, 0, len(PROMPT), True)).tokens
     assert 0 <= token < 256
-
-
-@pytest.mark.parametrize(
-    ("rows", "sizes"),
-    [(1, [1]), (3, [1, 2, 3]), (20, [1, 2, 4, 8, 16, 20]), (96, [1, 2, 4, *range(8, 65, 8), 80, 96])],
-)
-def test_graph_sizes_are_dense_where_steps_are_small_and_reach_every_row(rows: int, sizes: list[int]):
-    assert [frame.decodes for frame in decode_frames(rows)] == sizes
 
 
 @pytest.mark.skipif(not HAS_GPU, reason="CUDA graphs need a GPU")

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from rota.core.adapter import Adapter
-from rota.core.ids import AdapterId
 from rota.core.messages import AdapterReady
 from rota.core.plan import NO_TOKEN
 from rota.engine.engine import Engine
@@ -22,11 +21,10 @@ from tests.engine.eager_story import (
     build,
     fail_behind_copy,
     failed,
+    make_three,
     pages_change_hands_every_step,
     slots_change_hands_every_step,
 )
-from tests.engine.lora.adapter_factory import make_adapter
-from tests.engine.model_factory import make_tiny_model
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; CI has none")
 
@@ -37,13 +35,7 @@ CYCLES = 20_000_000
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[Adapter, ...]]:
-    root = tmp_path_factory.mktemp("eager")
-    model = make_tiny_model(root / "model", "llama3")
-    adapters = []
-    for number in (1, 2, 3):
-        path = make_adapter(root / str(number), model, seed=number, r=4 * number)
-        adapters.append(Adapter(adapter_id=AdapterId(number), name=f"adapter{number}", path=str(path)))
-    return root / "model", tuple(adapters)
+    return make_three(tmp_path_factory.mktemp("eager"))
 
 
 @pytest.fixture(params=["graphs", "kernel by kernel"])

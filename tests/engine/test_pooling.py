@@ -17,8 +17,8 @@ from rota.core.request import Pooling
 from rota.engine.step.frames import mixed_frame
 from rota.engine.step.graphs import StepGraphs
 from tests.builders import request
-from tests.engine.graph_stubs import no_graph
 from tests.engine.guided_story import ADAPTERS, GuidedServer
+from tests.engine.hand import no_graph
 from tests.engine.lora.adapter_factory import load_with_peft, make_adapter
 from tests.engine.lora.mixed_server import adapter
 from tests.engine.model_factory import FAMILIES, make_tiny_model

@@ -17,7 +17,7 @@ from rota.core.plan import Chunk, Scoring, StepPlan, TokenLogprobs
 from rota.engine.drawing import score, tokens_at_once
 from rota.engine.step.frames import frame_of, mixed_frame
 from rota.engine.step.graphs import StepGraphs
-from tests.engine.graph_stubs import no_graph
+from tests.engine.hand import no_graph
 from tests.engine.lora.adapter_factory import load_with_peft, make_adapter
 from tests.engine.model_factory import make_tiny_model
 from tests.engine.test_inputs import chunk, plan, rows, seat
