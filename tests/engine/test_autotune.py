@@ -1,12 +1,14 @@
-"""What a start has timed is not timed again on the same machine, and nothing else changes."""
+"""What a start has timed is not timed again on the same machine, and it tells what took how long."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from rota.core.stages import Choice
-from rota.engine.autotune import AutotuneCache, chosen
+import pytest
+
+from rota.core.stages import Choice, Stage
+from rota.engine.autotune import AutotuneCache, StageRecorder, chosen
 
 
 def anything(_: Choice) -> bool:
@@ -68,3 +70,38 @@ def test_without_trials_everything_is_found_anew():
         asked((4,))
 
     assert [asked((choice,)) for choice in (5, 6)] == [((5,), True), ((6,), True)]
+
+
+# A recorder tells what took how long, counted from the beginning of the process.
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 10.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_blocks_are_stages_also_inside_one_another():
+    clock = Clock()
+    stage = StageRecorder(began_at=8.0, clock=clock)
+    stage.note_past("imports")
+    with stage("weights"):
+        clock.now += 1.0
+        with stage("kernels"):
+            clock.now += 2.0
+
+    assert stage.stages == (Stage("imports", 0.0, 2.0), Stage("kernels", 3.0, 2.0), Stage("weights", 2.0, 3.0))
+
+
+def test_a_block_that_fails_is_no_stage():
+    stage = StageRecorder()
+
+    def fail() -> None:
+        with stage("weights"):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert stage.stages == ()

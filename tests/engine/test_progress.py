@@ -1,9 +1,17 @@
+"""Long work is told to a log, to a terminal and to whoever supervises the start."""
+
 from __future__ import annotations
 
 import io
 
+import pytest
+
+from rota.commands.logged import build_logged
+from rota.core.config import EngineConfig, ServerConfig
 from rota.engine.progress import BYTES, LINE_EVERY_S, Progress, tracked
+from rota.start import START
 from tests.engine.terminal import Terminal
+from tests.fakes import FakeDevice
 
 
 class Clock:
@@ -83,3 +91,26 @@ def test_items_are_counted_as_they_go_by(monkeypatch):
     assert list(tracked(["a", "b"], "Unpacking", "tensors")) == ["a", "b"]
     assert "Unpacking" in terminal.getvalue()
     assert list(tracked(["c"], "Unpacking", is_quiet=True)) == ["c"]
+
+
+@pytest.fixture
+def told(monkeypatch) -> list[str]:
+    """What reaches the supervisor's side of this process; the listener is as before afterwards."""
+    heard: list[str] = []
+    monkeypatch.setattr(START, "tell_progress", heard.append)
+    return heard
+
+
+def test_all_long_work_of_a_start_reaches_the_supervisor_also_if_it_shows_no_bar(told, monkeypatch):
+    monkeypatch.setattr("rota.commands.logged.set_up_logs", lambda *_: None)
+
+    def make_device(_: EngineConfig) -> FakeDevice:
+        with Progress("Loading", 2, is_quiet=True) as progress:
+            progress.update()
+        list(tracked([1, 2], "Capturing", is_quiet=True))
+        START.tell_progress("Warming up")
+        return FakeDevice()
+
+    build_logged(make_device, EngineConfig(), ServerConfig())
+
+    assert told == ["Loading", "Capturing", "Capturing", "Warming up"]
