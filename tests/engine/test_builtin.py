@@ -1,8 +1,9 @@
-"""The built-in model is there without being asked for twice, whole, and speaks English."""
+"""The built-in model is there without being asked for twice, whole to the last byte, and speaks English."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import threading
 from pathlib import Path
@@ -14,6 +15,7 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rota.core.errors import ModelError
+from rota.engine.folders import builtin
 from rota.engine.folders.builtin import (
     MANIFEST,
     MODEL_NAME,
@@ -21,6 +23,7 @@ from rota.engine.folders.builtin import (
     builtin_model_folder,
     damage_of,
     unpack_once,
+    write_manifest,
 )
 from rota.text.tokenizer import Tokenizer
 from tests.engine.tiny_gguf import tiny_llama, write_tiny_gguf
@@ -224,3 +227,71 @@ def test_adapters_that_come_with_a_package_are_found_by_name(monkeypatch: pytest
 
     assert builtin_adapters("carrier") == {"pirate": adapters / "pirate", "poet": adapters / "poet"}
     assert builtin_adapters("tests") == {}
+
+
+# A manifest finds every byte that is not as it was written, and reads no file that nobody has touched.
+
+SIZE = 9 << 20
+
+
+@pytest.fixture
+def large_folder(tmp_path: Path) -> Path:
+    made = tmp_path / "model"
+    made.mkdir()
+    (made / "weights").write_bytes(os.urandom(SIZE))
+    (made / "config").write_text("{}")
+    write_manifest(made)
+    return made
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The files that are read."""
+    read: list[str] = []
+    digest = builtin.sha256_of
+    monkeypatch.setattr(builtin, "sha256_of", lambda path: read.append(path.name) or digest(path))
+    return read
+
+
+def fill_with_zeros(path: Path) -> None:
+    """Zeros near the end, as a disk may have them; the size stays."""
+    with path.open("r+b") as file:
+        file.seek(SIZE - (2 << 20))
+        file.write(bytes(1 << 20))
+
+
+@pytest.mark.parametrize("keeps_time", [False, True])
+def test_zeros_far_behind_the_beginning_are_found(large_folder: Path, keeps_time: bool):
+    before = (large_folder / "weights").stat()
+    fill_with_zeros(large_folder / "weights")
+    if keeps_time:
+        os.utime(large_folder / "weights", ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert damage_of(large_folder) == "weights is not as it was written"
+
+
+def test_another_file_in_the_place_of_one_is_found(large_folder: Path):
+    shutil.copy2(large_folder / "weights", large_folder / "other")
+    fill_with_zeros(large_folder / "other")
+    os.replace(large_folder / "other", large_folder / "weights")
+    assert damage_of(large_folder) == "weights is not as it was written"
+
+
+def test_what_nobody_has_touched_is_not_read(large_folder: Path, reads: list[str]):
+    assert damage_of(large_folder) == ""
+    assert reads == []
+
+
+def test_a_copy_is_read_once_and_then_known(large_folder: Path, reads: list[str]):
+    copy = Path(shutil.copytree(large_folder, large_folder.parent / "copy"))
+    assert damage_of(copy) == ""
+    assert sorted(reads) == ["config", "weights"]
+    assert damage_of(copy) == ""
+    assert len(reads) == 2
+    assert {path.name for path in copy.iterdir()} == {"config", "weights", "manifest.json"}
+    assert {path.name for path in large_folder.parent.iterdir()} == {"model", "copy"}
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "{", '{"weights": 7}', '{"weights": {"bytes": 7, "head_crc32": 1}}'])
+def test_a_manifest_that_is_none_is_damage(large_folder: Path, text: str):
+    (large_folder / "manifest.json").write_text(text)
+    assert damage_of(large_folder).startswith("manifest.json ")

@@ -1,18 +1,23 @@
-"""A GGUF file and the folder made of it are the same model."""
+"""A GGUF file, the folder made of it and the groups of its blocks are the same model."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Kind
+from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rota.core.errors import ModelError
-from rota.engine.folders.gguf_folder import _bfloat16, convert_gguf
+from rota.engine.folders.gguf_folder import _bfloat16, convert_gguf, group_parts
+from rota.engine.quantised.matrices import GroupsFile
+from rota.engine.quantised.names import GROUPS_FILE
 from tests.engine.tiny_gguf import TOKENS, tiny_llama, write_tiny_gguf
 
 
@@ -71,3 +76,23 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path):
     write_tiny_gguf(tmp_path / "tiny.gguf", tiny_llama(), pre_tokenizer="llama-bpe")
     with pytest.raises(ModelError, match=r"tokenizer\.ggml\.pre 'llama-bpe'; only 'smollm'"):
         convert_gguf(tmp_path / "tiny.gguf", tmp_path, quiet=True)
+
+
+@pytest.mark.parametrize(("kind", "is_doubled"), [(Kind.Q4_1, False), (Kind.Q8_0, True)])
+def test_groups_are_the_weights_of_the_format_s_own_reader(tmp_path, kind, is_doubled):
+    weights = np.random.default_rng(0).standard_normal((48, 96), dtype=np.float32)
+    data = gguf.quants.quantize(weights, kind)
+    save_file(group_parts("w", data, kind, (48, 96)), tmp_path / GROUPS_FILE)
+
+    groups = GroupsFile(tmp_path).find("w")
+    assert groups is not None
+    found = groups.weights()
+    if is_doubled:
+        found = sum(found.chunk(2, dim=1))
+    expected = torch.from_numpy(gguf.dequantize(data, kind))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_what_is_in_no_groups_of_ours_has_no_parts():
+    weights = np.zeros((4, 32), np.float32)
+    assert group_parts("w", weights.view(np.uint8), Kind.F32, (4, 32)) == {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -12,7 +13,7 @@ from rota.engine.attention.torch_attention import TorchAttention
 from rota.engine.lora.batch import make_batch
 from rota.engine.lora.layout import SiteFactors
 from rota.engine.lora.reference import add_lora
-from rota.engine.model.linear import PackedLinear
+from rota.engine.model.linear import Linear, PackedLinear, projection
 from rota.engine.model.sites import SiteShape
 from rota.engine.padding import padded_rows
 from tests.engine.attention.paged import paged_cache, prefill_step
@@ -88,3 +89,14 @@ def test_prompts_of_every_length_attend_in_few_sizes():
             assert found.shape == query.shape
 
     assert 0 < len(compiled.shapes) <= len(SIZES)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 8, 9, 33, 65, 100])
+def test_a_product_has_the_rows_it_was_asked_for_whatever_it_is_padded_to(rows):
+    weight, bias = torch.randn(24, 16, dtype=torch.bfloat16), torch.randn(24, dtype=torch.bfloat16)
+    x = torch.randn(rows, 16, dtype=torch.bfloat16)
+
+    product = projection(weight, bias)(x)
+
+    assert product.is_contiguous()
+    torch.testing.assert_close(product, Linear(weight, bias)(x), rtol=2e-2, atol=2e-2)

@@ -148,3 +148,65 @@ def test_another_architecture_is_refused_with_those_that_run(tmp_path, architect
 )
 def test_what_the_config_says_wrongly_is_named(tmp_path, fields, part):
     assert part in refusal(tmp_path, **fields)
+
+
+# Gemma 3's folders, in the spelling of old and of new ones.
+
+GEMMA: dict[str, Any] = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "num_hidden_layers": 12,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "sliding_window": 512,
+}
+
+
+def test_every_sixth_layer_sees_all_tokens_unless_the_folder_says_otherwise(tmp_path):
+    six = (512,) * 5 + (None,)
+    assert read(tmp_path, **GEMMA).windows == six * 2
+    assert read(tmp_path, **GEMMA, sliding_window_pattern=3).windows == ((512, 512, None) * 4)
+
+
+def test_a_layer_without_a_window_keeps_every_block(tmp_path):
+    assert read(tmp_path, **GEMMA).widest_window is None
+
+
+def test_layers_with_a_window_have_their_own_rotary_base_in_either_spelling(tmp_path):
+    old = read(
+        tmp_path,
+        **GEMMA,
+        rope_theta=1e6,
+        rope_local_base_freq=2e4,
+        rope_scaling={"rope_type": "linear", "factor": 8.0},
+    )
+    new = read(
+        tmp_path,
+        **GEMMA,
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+        },
+    )
+    for spec in (old, new):
+        assert (spec.rotary.kind, spec.rotary.factor, spec.rotary.theta) == ("linear", 8.0, 1e6)
+        assert spec.window_rotary is not None
+        assert (spec.window_rotary.kind, spec.window_rotary.theta) == ("default", 2e4)
+
+
+def test_bases_that_the_folder_leaves_out_are_gemmas(tmp_path):
+    spec = read(tmp_path, **GEMMA)
+    assert spec.window_rotary is not None
+    assert (spec.rotary.theta, spec.window_rotary.theta) == (1e6, 1e4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"attn_logit_softcapping": 50.0}, "sets 'attn_logit_softcapping', which Rota does not compute"),
+        ({"use_bidirectional_attention": True}, "sets 'use_bidirectional_attention'"),
+        ({"hidden_activation": "relu"}, "asks for the activation 'relu'; Gemma 3 has 'gelu_pytorch_tanh'"),
+    ],
+)
+def test_what_is_not_computed_is_refused_by_name(tmp_path, fields, sentence):
+    with pytest.raises(ModelError, match=sentence):
+        read(tmp_path, **GEMMA, **fields)
