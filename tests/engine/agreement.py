@@ -9,18 +9,15 @@ largest error can explain: a fault at a single place shows there.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from rota.core.events import Event, Produced, PromptsScored
-from rota.core.ids import AdapterId, RequestId
-from rota.core.request import Request
+from rota.core.ids import RequestId
 from rota.engine.quantised.products import in_eight_bit_floats, rounded_rows
-from tests.builders import request
-from tests.worlds import outputs
 
 # Of the spread of a position's logits: bfloat16 keeps 8 bits, and layers add up.
 CLEAR_MARGIN = 0.12
@@ -58,32 +55,6 @@ def logits_of(model: torch.nn.Module, prompt: Sequence[int], answer: Sequence[in
     with torch.inference_mode():
         logits: Tensor = model(torch.tensor([[*prompt, *answer]], device=device)).logits
     return logits[0, len(prompt) - 1 : -1].float().cpu()
-
-
-def assert_near(
-    serve: Callable[[list[Request]], list[Event]],
-    prompts: Sequence[Sequence[int]],
-    new_tokens: int,
-    references: Iterable[tuple[int, torch.nn.Module]],
-    twin_of: Callable[[torch.nn.Module], torch.nn.Module],
-) -> dict[RequestId, list[int]]:
-    """All prompts at once with all adapters that have a reference; 0 is the base model."""
-    references = list(references)
-    asked = [
-        request(f"{place}-{number}", tuple(prompt), new_tokens, adapter=AdapterId(number), logprobs=0)
-        for place, prompt in enumerate(prompts)
-        for number, _ in references
-    ]
-    events = serve(asked)
-    given, told, agreement = outputs(events), told_logprobs(events), Agreement()
-    for number, reference in references:
-        twin = twin_of(reference)
-        for place, prompt in enumerate(prompts):
-            id = RequestId(f"{place}-{number}")
-            right, coarse = (logits_of(model, prompt, given[id]) for model in (reference, twin))
-            agreement.take(given[id], told[id], right, coarse, f"adapter {number}, prompt {place}")
-    agreement.check()
-    return given
 
 
 def choices(

@@ -15,14 +15,14 @@ from tests.builders import request
 from tests.engine.agreement import (
     CLEAR_MARGIN,
     MOST_ABOVE_TWIN,
-    assert_near,
     in_bfloat16,
     logits_of,
     told_logprobs,
     told_scores,
 )
+from tests.engine.gpu_server import GPUServer, assert_near
 from tests.engine.lora.adapter_factory import load_with_peft, make_adapter
-from tests.engine.lora.mixed_server import GPUServer, adapter
+from tests.engine.lora.mixed_server import adapter
 from tests.engine.model_factory import WINDOWED, make_tiny_model
 from tests.worlds import outputs
 
@@ -46,7 +46,7 @@ def test_every_token_is_the_references_wherever_that_is_sure(family, fused_lora_
     server.add(*(adapter(number, tmp_path) for number in (1, 2, 3)))
     tuned = (load_with_peft(tmp_path / str(number), rounded) for number in (1, 2, 3))
 
-    given = assert_near(server.serve, prompts, NEW_TOKENS, enumerate((rounded, *tuned)), in_bfloat16)
+    given = assert_near(server, prompts, NEW_TOKENS, enumerate((rounded, *tuned)), in_bfloat16)
 
     assert all(len(answer) == NEW_TOKENS for answer in given.values())
 

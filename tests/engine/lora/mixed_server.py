@@ -84,35 +84,5 @@ class Server:
         return events
 
 
-class GPUServer(Server):
-    """The same in bfloat16 with graphs, short chunks and short turns; or on a CPU in float32."""
-
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        slots: int = 2,
-        rows: int = 16,
-        first: FirstAdapters | None = None,
-        kv_cache_dtype: Literal["auto", "fp8"] = "auto",
-        quantization: Literal["auto", "fp8", "int4", "none"] = "auto",
-        device: Literal["cuda", "cpu"] = "cuda",
-    ) -> None:
-        self._max_open = 100
-        dtype: Literal["bfloat16", "float32"] = "bfloat16" if device == "cuda" else "float32"
-        self.config = EngineConfig(
-            model=ModelConfig(model_path=str(folder), dtype=dtype, device=device, quantization=quantization),
-            cache=CacheConfig(kv_blocks=512, kv_cache_dtype=kv_cache_dtype),
-            scheduler=SchedulerConfig(max_running_requests=rows, chunked_prefill_size=32),
-            lora=LoraConfig(max_loras_per_batch=slots, max_lora_rank=16),
-            policy=PolicyConfig(lora_rotation_quantum_ms=5.0, lora_max_stall_ms=10.0),
-            first=first or FirstAdapters(),
-            quiet=True,
-        )
-        self.engine = build_engine(self.config)
-        self.scheduler = Scheduler.from_config(self.config, self.engine.capacity)
-        self.doorbell = Doorbell()
-
-
 def adapter(number: int, folder: Path) -> Adapter:
     return Adapter(adapter_id=AdapterId(number), name=f"adapter{number}", path=str(folder / str(number)))

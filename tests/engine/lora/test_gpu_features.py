@@ -12,10 +12,11 @@ import torch
 from rota.core.adapter import Extra
 from rota.core.config import FirstAdapters
 from rota.core.events import AdapterRefused
-from tests.engine.agreement import assert_near, in_bfloat16
+from tests.engine.agreement import in_bfloat16
+from tests.engine.gpu_server import GPUServer, assert_near
 from tests.engine.lora.adapter_factory import load_with_peft, make_adapter
 from tests.engine.lora.features import Features, ask_all, assert_answers_as_peft, only, world_of
-from tests.engine.lora.mixed_server import GPUServer, Server, adapter
+from tests.engine.lora.mixed_server import Server, adapter
 from tests.engine.lora.test_peft_features import ENDS, TRIMS
 from tests.engine.model_factory import make_tiny_model
 
@@ -51,7 +52,7 @@ def test_a_mixed_batch_is_answered_as_peft_answers(kind, tmp_path):
     assert [event.reason for event in added if isinstance(event, AdapterRefused)] == []
     tuned = ((number, load_with_peft(tmp_path / str(number), rounded)) for number in features)
 
-    assert_near(server.serve, prompts, NEW_TOKENS, ((0, rounded), *tuned), in_bfloat16)
+    assert_near(server, prompts, NEW_TOKENS, ((0, rounded), *tuned), in_bfloat16)
 
 
 # In float32, in graphs that were captured before such adapters came, the answers are PEFT's own.

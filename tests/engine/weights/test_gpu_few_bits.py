@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from rota.engine.choices import FLOAT8_CAPABILITY
-from tests.engine.agreement import assert_near, in_bfloat16, in_eight_bits
+from tests.engine.agreement import in_bfloat16, in_eight_bits
+from tests.engine.gpu_server import GPUServer, assert_near
 from tests.engine.lora.adapter_factory import load_with_peft, make_adapter
-from tests.engine.lora.mixed_server import GPUServer, adapter
+from tests.engine.lora.mixed_server import adapter
 from tests.engine.model_factory import make_tiny_model
 from tests.engine.weights.writers import EIGHT, FOUR, write_model
 
@@ -42,4 +43,4 @@ def test_a_mixed_batch_is_answered_like_the_weights_that_the_folder_means(layout
             return in_bfloat16(reference)
         return in_eight_bits(reference, rounds_matrices=is_plain or layout in BLOCKS)
 
-    assert_near(server.serve, prompts, NEW_TOKENS, enumerate((model, *tuned)), twin_of)
+    assert_near(server, prompts, NEW_TOKENS, enumerate((model, *tuned)), twin_of)
