@@ -1,4 +1,4 @@
-"""A device made of integers: its KV holds the tokens themselves, so a wrong block gives a wrong token."""
+"""A device made of integers, and what came of it: its KV holds the tokens themselves, so a wrong block gives a wrong token."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import time
 import zlib
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from rota.core.adapter import Adapter
 from rota.core.capacity import Capacity
 from rota.core.config import EngineConfig
-from rota.core.ids import BASE, AdapterId, BlockId, Row, Slot
+from rota.core.events import Event, Finished, Produced
+from rota.core.ids import BASE, AdapterId, BlockId, RequestId, Row, Slot
 from rota.core.messages import AdapterFailed, AdapterFetched, AdapterReady, Message
 from rota.core.plan import Pool, Scoring, Seat, StepPlan, StepResult, TokenLogprobs
 from rota.core.request import SamplingParams
@@ -213,3 +214,23 @@ def _logprobs(token: int, count: int | None) -> TokenLogprobs:
 def spelling_device(_: EngineConfig) -> FakeDevice:
     """For a server in a program of its own, whose engine's process looks the function up by its name."""
     return FakeDevice(next_token=alphabet)
+
+
+def outputs(events: Iterable[Event]) -> dict[RequestId, list[int]]:
+    """The tokens each request was given."""
+    given: dict[RequestId, list[int]] = {}
+    for event in events:
+        if isinstance(event, Produced):
+            for request_id, token in zip(event.request_ids, event.tokens, strict=True):
+                given.setdefault(request_id, []).append(token)
+    return given
+
+
+def endings(events: Iterable[Event]) -> dict[RequestId, Finished]:
+    """The last event of each request; fails if one ended twice."""
+    ended: dict[RequestId, Finished] = {}
+    for event in events:
+        if isinstance(event, Finished):
+            assert event.request_id not in ended, f"{event.request_id} ended twice"
+            ended[event.request_id] = event
+    return ended

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Literal
 
 from rota.core.config import LoraConfig, SchedulerConfig
-from rota.core.events import Event, Finished, Produced
-from rota.core.ids import BASE, AdapterId, RequestId, Row
+from rota.core.events import Event
+from rota.core.ids import BASE, AdapterId, Row
 from rota.core.messages import AdapterReady, Message
 from rota.core.plan import StepPlan, StepResult
 from rota.core.policy_config import PolicyConfig
@@ -19,6 +19,8 @@ from rota.sim import VirtualWorld
 from rota.sim.world import Finish, PagesOf
 from tests.costs import constant_cost
 from tests.fakes import FakeDevice, FakeTicket
+from tests.fakes import endings as endings
+from tests.fakes import outputs as outputs
 from tests.scheduler.balance import check_balance
 
 STEP_S = 1.0
@@ -146,23 +148,3 @@ def run_watched(
     check_balance(scheduler)
     assert scheduler.is_idle
     return events
-
-
-def outputs(events: Iterable[Event]) -> dict[RequestId, list[int]]:
-    """The tokens each request was given."""
-    given: dict[RequestId, list[int]] = {}
-    for event in events:
-        if isinstance(event, Produced):
-            for request_id, token in zip(event.request_ids, event.tokens, strict=True):
-                given.setdefault(request_id, []).append(token)
-    return given
-
-
-def endings(events: Iterable[Event]) -> dict[RequestId, Finished]:
-    """The last event of each request; fails if one ended twice."""
-    ended: dict[RequestId, Finished] = {}
-    for event in events:
-        if isinstance(event, Finished):
-            assert event.request_id not in ended, f"{event.request_id} ended twice"
-            ended[event.request_id] = event
-    return ended

@@ -16,9 +16,8 @@ from rota.runtime.service import BuildDevice
 from rota.runtime.supervisor import NewEngine, SupervisedService
 from rota.runtime.timeouts import EngineTimeouts
 from tests.builders import capacity
-from tests.fakes import FakeDevice
+from tests.fakes import FakeDevice, endings, outputs
 from tests.waiting import TIMEOUT_S
-from tests.worlds import endings, outputs
 
 # An answer of so many tokens lasts for longer than any test may.
 LONG = 100_000

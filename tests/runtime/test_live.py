@@ -14,9 +14,8 @@ from rota.runtime.loop import run
 from rota.runtime.wire import SocketInbox, Stop, encode, open_socket
 from rota.scheduler import Scheduler
 from tests.builders import abort, submit
-from tests.fakes import FakeDevice, continuation
+from tests.fakes import FakeDevice, continuation, endings, outputs
 from tests.in_process import ThreadInbox
-from tests.worlds import endings, outputs
 
 
 class ListInbox:

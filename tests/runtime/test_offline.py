@@ -12,8 +12,7 @@ from rota.runtime.loop import run
 from rota.runtime.offline import OfflineInbox
 from rota.scheduler import Scheduler
 from tests.builders import capacity, request
-from tests.fakes import FakeDevice, continuation
-from tests.worlds import endings, outputs
+from tests.fakes import FakeDevice, continuation, endings, outputs
 
 
 def serve(inbox: OfflineInbox, on_token=lambda _: None, config: SchedulerConfig | None = None) -> list[Event]:

@@ -15,12 +15,11 @@ from rota.runtime.client import EngineClient
 from rota.runtime.promises import Promises
 from rota.runtime.service import ServicePhase
 from tests.builders import submit
-from tests.fakes import continuation
+from tests.fakes import continuation, endings, outputs
 from tests.in_process import InProcessService
 from tests.runtime.replicas.fakes import FakeReplica, desk_of
 from tests.runtime.services import LONG, SLOW, Listener, supervised
 from tests.waiting import TIMEOUT_S, until
-from tests.worlds import endings, outputs
 
 
 def pauses(events: list[Event]) -> list[bool]:

@@ -10,11 +10,10 @@ from rota.core.errors import EngineDiedError, FaultCode, ModelError, RequestErro
 from rota.core.events import FinishReason
 from rota.runtime.service import BuildDevice, ServicePhase
 from tests.builders import abort, submit
-from tests.fakes import FakeDevice, continuation
+from tests.fakes import FakeDevice, continuation, outputs
 from tests.in_process import InProcessService
 from tests.runtime.services import LONG, SLOW, Listener
 from tests.waiting import TIMEOUT_S
-from tests.worlds import outputs
 
 
 @pytest.fixture

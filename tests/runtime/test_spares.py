@@ -24,11 +24,10 @@ from rota.runtime.spares import Spare, Spares, settling
 from rota.runtime.supervisor import SupervisedService
 from rota.start import START
 from tests.builders import add_adapter, submit
-from tests.fakes import FakeDevice, continuation
+from tests.fakes import FakeDevice, continuation, outputs
 from tests.processes import is_alive, started
 from tests.runtime.services import LONG, SLOW, Listener, supervised
 from tests.waiting import TIMEOUT_S, hang, line_of, until
-from tests.worlds import outputs
 
 
 @contextmanager

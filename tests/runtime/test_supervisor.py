@@ -25,11 +25,10 @@ from rota.runtime.supervisor import SupervisedService
 from rota.runtime.timeouts import EngineTimeouts, Silence
 from rota.start import START
 from tests.builders import abort, add_adapter, submit
-from tests.fakes import FakeDevice, FakeTicket, continuation
+from tests.fakes import FakeDevice, FakeTicket, continuation, outputs
 from tests.processes import Program, is_alive, started
 from tests.runtime.services import LONG, SLOW, Listener, supervised
 from tests.waiting import TIMEOUT_S, hang, line_of, until
-from tests.worlds import outputs
 
 
 def test_a_killed_engine_fails_the_open_requests_at_once_and_the_next_request_succeeds():

@@ -17,7 +17,7 @@ from rota.core.events import FinishReason, Produced
 from rota.runtime.cluster.face import ray_service
 from rota.runtime.service import ServicePhase
 from tests.builders import abort, submit
-from tests.fakes import continuation
+from tests.fakes import continuation, endings, outputs
 from tests.processes import is_alive
 from tests.runtime.cluster.clusters import RayNodes, ray_nodes
 from tests.runtime.cluster.services import (
@@ -32,7 +32,6 @@ from tests.runtime.cluster.services import (
 )
 from tests.runtime.services import LONG, Listener
 from tests.waiting import until
-from tests.worlds import endings, outputs
 
 
 @pytest.fixture(scope="module")

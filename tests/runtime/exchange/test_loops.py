@@ -23,11 +23,10 @@ from rota.runtime.replicas.exchange.all_gather import AllGather
 from rota.runtime.replicas.exchange.place import Board, exchange_place, open_exchange
 from rota.runtime.supervisor import SupervisedService
 from tests.builders import capacity, submit
-from tests.fakes import FakeDevice, continuation
+from tests.fakes import FakeDevice, continuation, endings, outputs
 from tests.runtime.exchange.loops import loops_of
 from tests.runtime.services import LONG, Listener
 from tests.waiting import TIMEOUT_S, until
-from tests.worlds import endings, outputs
 
 KINDS = ["all-gather", "board"]
 DELAYING = PolicyConfig(enable_prefill_delayer=True, prefill_delayer_queue_min_ratio=0.5)

@@ -13,7 +13,7 @@ from rota.core.events import AdapterAdded, AdapterRefused, EngineRestarted, Fini
 from rota.core.ids import AdapterId
 from rota.runtime.timeouts import EngineTimeouts
 from tests.builders import add_adapter, submit
-from tests.fakes import continuation
+from tests.fakes import continuation, outputs
 from tests.processes import is_alive
 from tests.runtime.ranks.rank_devices import (
     Refusal,
@@ -30,7 +30,6 @@ from tests.runtime.ranks.rank_devices import (
 )
 from tests.runtime.services import LONG, Listener
 from tests.waiting import until
-from tests.worlds import outputs
 
 
 def restarts(listener: Listener) -> list[str]:

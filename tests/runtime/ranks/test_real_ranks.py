@@ -27,12 +27,12 @@ from rota.runtime.supervisor import SupervisedService
 from tests.builders import request, submit
 from tests.engine.lora.adapter_factory import make_adapter
 from tests.engine.model_factory import make_tiny_model
+from tests.fakes import outputs
 from tests.in_process import InProcessService
 from tests.processes import is_alive, marked
 from tests.runtime.services import Listener
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import until
-from tests.worlds import outputs
 
 ADAPTERS = 3
 

@@ -12,12 +12,11 @@ from rota.core.events import AdapterAdded, EngineRestarted, FinishReason
 from rota.runtime.service import ServicePhase
 from rota.runtime.timeouts import EngineTimeouts
 from tests.builders import abort, add_adapter, submit
-from tests.fakes import FakeDevice, continuation
+from tests.fakes import FakeDevice, continuation, outputs
 from tests.processes import is_alive
 from tests.runtime.remote.elsewhere import Elsewheres
 from tests.runtime.services import LONG, SLOW, supervised
 from tests.waiting import until
-from tests.worlds import outputs
 
 
 def test_messages_wait_until_the_engine_has_joined_and_requests_end():

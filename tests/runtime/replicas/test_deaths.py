@@ -25,13 +25,12 @@ from rota.runtime.supervisor import SupervisedService
 from rota.runtime.timeouts import EngineTimeouts
 from rota.runtime.world import Device
 from tests.builders import abort, add_adapter, submit
-from tests.fakes import FakeTicket, continuation
+from tests.fakes import FakeTicket, continuation, endings, outputs
 from tests.processes import is_alive
 from tests.runtime.replicas.fakes import DoomedDevice, FolderDevice
 from tests.runtime.services import LONG, SLOW, Listener
 from tests.server.engines import configs, pids_of
 from tests.waiting import until
-from tests.worlds import endings, outputs
 
 ADAPTERS = (1, 2, 3)
 

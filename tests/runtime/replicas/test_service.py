@@ -20,12 +20,11 @@ from rota.runtime.replicas.router import Router
 from rota.runtime.replicas.service import ReplicatedService
 from rota.runtime.service import BuildDevice, ServicePhase
 from tests.builders import abort, add_adapter, submit
-from tests.fakes import FakeDevice, continuation, folded
+from tests.fakes import FakeDevice, continuation, endings, folded, outputs
 from tests.in_process import InProcessService
 from tests.runtime.services import LONG, SLOW, Listener
 from tests.server.engines import configs
 from tests.waiting import TIMEOUT_S, until
-from tests.worlds import endings, outputs
 
 
 @contextmanager

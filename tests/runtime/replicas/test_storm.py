@@ -20,12 +20,11 @@ from rota.runtime.service import ServicePhase
 from rota.runtime.supervisor import SupervisedService
 from rota.runtime.timeouts import EngineTimeouts
 from tests.builders import add_adapter, submit
-from tests.fakes import FakeDevice
+from tests.fakes import FakeDevice, endings
 from tests.processes import is_alive
 from tests.runtime.services import Listener
 from tests.server.engines import configs, pids_of
 from tests.waiting import until
-from tests.worlds import endings
 
 STORM_S = 60.0
 TENANTS = (Tenant(name="small", max_running=3, max_queued=20), Tenant(name="large", max_running=9), Tenant(name="free"))
