@@ -1,4 +1,4 @@
-"""A device made of integers, and what came of it: its KV holds the tokens themselves, so a wrong block gives a wrong token."""
+"""A device made of integers, whose KV holds the tokens themselves: a wrong block gives a wrong token."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from functools import partial
 
 from rota.cli import main
 from rota.commands.serve import serve_model
-from tests.runtime.cluster.services import spelling_device
+from tests.runtime.cluster.clusters import spelling_device
 
 if __name__ == "__main__":
     main(["serve", *sys.argv[1:]], serve=partial(serve_model, make_device=spelling_device))

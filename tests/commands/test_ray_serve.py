@@ -15,8 +15,7 @@ import pytest
 
 from tests.commands import ray_server
 from tests.processes import PIPE, Program, run_program, started
-from tests.runtime.cluster.clusters import RayNodes, ray_nodes
-from tests.runtime.cluster.services import free_again
+from tests.runtime.cluster.clusters import RayNodes, free_again, ray_nodes
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import TIMEOUT_S, line_of, until
 

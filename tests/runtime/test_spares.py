@@ -18,6 +18,7 @@ from rota.core.config import EngineConfig
 from rota.core.events import EngineRestarted, FinishReason
 from rota.core.ids import EngineId
 from rota.core.stages import Stage
+from rota.runtime.children import freeze_heap
 from rota.runtime.process import EngineProcess
 from rota.runtime.service import ServicePhase
 from rota.runtime.spares import Spare, Spares, settling
@@ -280,3 +281,15 @@ def test_a_spare_waits_longer_in_a_container_that_grants_few_of_many_cores(tmp_p
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(16)))
     (tmp_path / "cpu.max").write_text(quota)
     assert Spares(lambda _: None)._settle_s == settling(settles_as)
+
+
+def test_what_exists_when_a_process_freezes_its_heap_is_never_walked_again_and_what_comes_later_is():
+    kept = [[]]
+    try:
+        freeze_heap()
+        later = [[]]
+        walked = {id(one) for one in gc.get_objects()}
+        assert id(kept) not in walked
+        assert id(later) in walked
+    finally:
+        gc.unfreeze()

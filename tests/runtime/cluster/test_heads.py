@@ -11,8 +11,7 @@ import pytest
 
 from rota.runtime.service import ServicePhase
 from tests.processes import is_alive, started
-from tests.runtime.cluster.clusters import ray_nodes
-from tests.runtime.cluster.services import all_serve, ask, drivers, failed, free_again, served
+from tests.runtime.cluster.clusters import all_serve, ask, drivers, failed, free_again, ray_nodes, served
 from tests.waiting import until
 
 REDIS = shutil.which("redis-server")

@@ -19,14 +19,15 @@ from rota.runtime.service import ServicePhase
 from tests.builders import abort, submit
 from tests.fakes import continuation, endings, outputs
 from tests.processes import is_alive
-from tests.runtime.cluster.clusters import RayNodes, ray_nodes
-from tests.runtime.cluster.services import (
+from tests.runtime.cluster.clusters import (
+    RayNodes,
     all_serve,
     ask,
     config_on,
     drivers,
     failed,
     free_again,
+    ray_nodes,
     served,
     slow_device,
 )

@@ -1,23 +1,135 @@
+"""Ranks find each other, and go on only if they are alike."""
+
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import zmq
 
-from rota.core.config import EngineConfig
+from rota.core.config import EngineConfig, ModelConfig
 from rota.core.errors import ConfigError, EngineDiedError
+from rota.runtime.ranks import meeting as module
 from rota.runtime.ranks.follower import arrive
 from rota.runtime.ranks.lead import agree
-from rota.runtime.ranks.meeting import Meeting, Welcome, facts, open_line
-from rota.runtime.ranks.processes import FollowerJob
+from rota.runtime.ranks.meeting import Meeting, Welcome, difference, facts, open_line
+from rota.runtime.ranks.processes import FollowerJob, torchrun_place
 from tests.builders import capacity
 from tests.fakes import FakeDevice
 from tests.runtime.ranks.rank_devices import config_of
 from tests.waiting import TIMEOUT_S
+
+# ── the place that torchrun gives ─────────────────────────────────────────────────────────────────────────────────────
+
+TORCHRUN = {
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "first.example",
+    "MASTER_PORT": "29400",
+}
+
+
+def test_torchruns_environment_says_which_rank_a_process_is_and_where_rank_0_waits():
+    place = torchrun_place(4, TORCHRUN)
+
+    assert (place.rank, place.device_number, place.local_ranks) == (3, 1, 2)
+    assert place.address == "tcp://first.example:29401"  # torchrun itself listens on MASTER_PORT
+
+
+@pytest.mark.parametrize(("size", "environ"), [(1, TORCHRUN), (4, {}), (4, {"RANK": "0"}), (4, {"WORLD_SIZE": "4"})])
+def test_without_torchrun_or_with_one_device_there_is_no_such_place(size, environ):
+    assert torchrun_place(size, environ) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"WORLD_SIZE": "8"}, "tensor_parallel_size is 4, but WORLD_SIZE is 8: start 4 processes, or unset RANK"),
+        ({"RANK": "first"}, "RANK must be a whole number, not 'first'"),
+        ({"MASTER_PORT": ""}, "RANK and WORLD_SIZE are set, but MASTER_PORT is not"),
+        ({"MASTER_ADDR": ""}, "RANK and WORLD_SIZE are set, but MASTER_ADDR is not"),
+    ],
+)
+def test_an_environment_that_cannot_work_is_refused_with_a_sentence(change, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        torchrun_place(4, {**TORCHRUN, **change})
+
+
+# ── what is compared ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def model_in(folder: Path, weights: bytes = b"w" * 500_000, config: str = "{}") -> EngineConfig:
+    folder.mkdir()
+    (folder / "config.json").write_text(config)
+    (folder / "model.safetensors").write_bytes(weights)
+    return EngineConfig(model=ModelConfig(model_path=str(folder), tensor_parallel_size=2))
+
+
+def test_the_same_model_in_another_folder_is_the_same(tmp_path):
+    here, there = model_in(tmp_path / "here"), model_in(tmp_path / "there")
+
+    assert difference(facts(here), {1: facts(replace(there, rank=1, device_number=1))}) == ""
+
+
+def test_another_fine_tune_of_the_same_shape_differs_in_its_weights(tmp_path):
+    own = facts(model_in(tmp_path / "here"))
+    other = facts(model_in(tmp_path / "there", weights=b"v" * 500_000))
+
+    sentence = difference(own, {1: own, 2: other})
+    assert "rank 2 has" in sentence
+    assert "for the model's weights" in sentence
+    assert "rank 1" not in sentence
+
+
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+def test_only_weights_that_are_read_are_compared(tmp_path, load_format):
+    config = model_in(tmp_path / "here")
+    config = replace(config, model=replace(config.model, load_format=load_format))
+    before = facts(config)
+    (tmp_path / "here" / "model.safetensors").write_bytes(b"short")
+
+    assert (facts(config) == before) == (load_format == "dummy")
+
+
+def test_another_config_and_other_flags_are_named_with_both_values(tmp_path):
+    here = model_in(tmp_path / "here")
+    there = model_in(tmp_path / "there", config='{"layers": 3}')
+    there = replace(there, model=replace(there.model, dtype="float32"))
+
+    sentence = difference(facts(here), {1: facts(there)})
+    assert "rank 1 has float32 for --dtype, and rank 0 has auto" in sentence
+    assert "for the model's config.json" in sentence
+    assert "weights" not in sentence
+
+
+def test_another_version_is_named(tmp_path, monkeypatch):
+    config = model_in(tmp_path / "here")
+    own = facts(config)
+    assert "the version of torch" in own
+    monkeypatch.setattr(module.metadata, "distributions", lambda **_: [SimpleNamespace(version="0.0.1")])
+
+    assert "rank 1 has 0.0.1 for the version of rota" in difference(own, {1: facts(config)})
+
+
+def test_a_library_that_one_rank_lacks_is_named(tmp_path):
+    own = facts(model_in(tmp_path / "here"))
+    without = {name: word for name, word in own.items() if name != "the version of torch"}
+
+    assert "rank 1 has nothing for the version of torch" in difference(own, {1: without})
+
+
+def test_a_folder_that_is_missing_is_left_to_the_engine(tmp_path):
+    assert facts(EngineConfig(model=ModelConfig(model_path=str(tmp_path / "no"))))
+
+
+# ── the meeting ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 SECRET = "known to the ranks"
 

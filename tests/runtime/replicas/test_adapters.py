@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rota.core.events import AdapterRefused, AdapterRemoved, Event
-from rota.core.ids import AdapterId
-from rota.core.messages import AddAdapter, Message, RemoveAdapter
+from rota.core.errors import FaultCode
+from rota.core.events import AdapterRefused, AdapterRemoved, Event, HostChanged, HostState
+from rota.core.ids import AdapterId, EngineId
+from rota.core.messages import AddAdapter, Message, RemoveAdapter, SealAdapter
 from rota.runtime.promises import Promises
 from rota.runtime.replicas.adapters import ReplicaAdapters
 from tests.builders import add_adapter
-from tests.runtime.replicas.fakes import added, kinds, refused, removed
+from tests.runtime.replicas.fakes import FakeReplica, added, desk_of, kinds, refused, removed
 
 REMOVE = RemoveAdapter(adapter_id=AdapterId(1), at=2.0)
 
@@ -298,3 +301,73 @@ def test_whoever_joins_dies_or_loses_its_place_an_adapter_ends_everywhere_or_now
         assert not holders
     else:
         assert {*cluster.book.lacking(AdapterId(1), numbers)} == {*numbers} - holders
+
+
+# ── adapters that engines died of ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def set_aside(engine: int) -> AdapterRefused:
+    return replace(refused(1, engine), code=FaultCode.QUARANTINED)
+
+
+def removals(replicas: list[FakeReplica]) -> list[int]:
+    return [sum(isinstance(message, RemoveAdapter) for message in one.sent) for one in replicas]
+
+
+def test_one_that_serves_is_taken_from_every_replica_and_a_client_hears_of_it_once():
+    desk, replicas = desk_of(3)
+    desk.send(add_adapter(1))
+    for number in range(3):
+        desk.note(number, [added(1, number)])
+    heard = desk.note(1, [set_aside(1)])
+    assert [(event.code, event.others_serve) for event in heard] == [(FaultCode.QUARANTINED, False)]
+    assert removals(replicas) == [1, 1, 1]
+    later = [*desk.note(0, [removed(1, 0)]), *desk.note(2, [removed(1, 2)]), *desk.note(1, [set_aside(1)])]
+    later += desk.note(1, [refused(1, 1)])
+    assert [event for event in later if isinstance(event, AdapterRefused)] == []
+
+
+def test_one_that_is_being_added_is_refused_by_all():
+    desk, replicas = desk_of(2)
+    desk.send(add_adapter(1))
+    desk.note(0, [added(1, 0)])
+    heard = [*desk.note(1, [set_aside(1)]), *desk.note(0, [removed(1, 0)]), *desk.note(1, [refused(1, 1)])]
+    assert kinds(heard).count("AdapterRefused") == 1
+    assert heard[-1].code is FaultCode.QUARANTINED
+    assert removals(replicas) == [1, 1]
+
+
+# ── the first read is the version for all ─────────────────────────────────────────────────────────────────────────────
+
+
+def held(engine: int, *seals: str) -> HostChanged:
+    return HostChanged(
+        at=1.0, adapter_id=AdapterId(1), state=HostState.HELD, engine_id=EngineId(engine), size_bytes=9, seals=seals
+    )
+
+
+def told(replicas: list[FakeReplica]) -> list[list[tuple[str, ...]]]:
+    return [[message.seals for message in one.sent if isinstance(message, SealAdapter)] for one in replicas]
+
+
+def test_the_others_hear_of_the_first_read_and_not_of_later_ones():
+    desk, replicas = desk_of(3)
+    desk.send(add_adapter(1))
+    desk.note(0, [added(1, 0)])
+    heard = desk.note(1, [held(1, "first"), added(1, 1)])
+    desk.note(0, [held(0, "other")])
+    desk.note(1, [held(1, "first")])
+
+    assert told(replicas) == [[("first",)], [], [("first",)]]
+    assert kinds(heard) == ["HostChanged"], "observers hear of it as before"
+
+
+def test_a_replica_that_comes_later_is_told_with_the_adapter():
+    sent = list[tuple[int, object]]()
+    adapters = ReplicaAdapters(lambda number, message: sent.append((number, message)) or True)
+    adapters.add(add_adapter(1), [0])
+    adapters.seal(0, held(0, "first"))
+    adapters.introduce(1, at=2.0)
+
+    [seals] = [message.adapter.seals for number, message in sent if number == 1 and isinstance(message, AddAdapter)]
+    assert seals == ("first",)

@@ -29,8 +29,8 @@ from rota.policy.routing import TO_AND_FRO, Prices, RouteReason, RoutingChoice
 # Columns hold what a choice reads of all replicas: an array for each thing, with a place for each replica.
 #
 # The rule is that of `policy/routing.py`. A test holds every choice against a plain loop over the replicas, to the bit
-# (`tests/runtime/routing/plain.py`). That loop takes 2 µs for a replica, and a place in an array a few nanoseconds: a
-# choice among 512 replicas costs little more than one among 16.
+# (`tests/runtime/replicas/plain_rule.py`). That loop takes 2 µs for a replica, and a place in an array a few
+# nanoseconds: a choice among 512 replicas costs little more than one among 16.
 
 # How a replica holds an adapter: any of these together. One that is busy has requests for it.
 IN_HOST, IN_SLOT, BUSY = 1, 2, 4
