@@ -13,7 +13,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from tests.server.running import running
+from tests.server.applications import running
 
 DONE = "data: [DONE]\n\n"
 

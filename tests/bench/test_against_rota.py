@@ -16,8 +16,7 @@ from rota.text.tokenizer import Tokenizer
 from tests.engine.terminal import Terminal
 from tests.fakes import FakeDevice, alphabet
 from tests.in_process import InProcessService
-from tests.server.applications import made_app
-from tests.server.running import running
+from tests.server.applications import made_app, running
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import TIMEOUT_S
 

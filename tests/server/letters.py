@@ -24,9 +24,8 @@ from rota.server.access.keys import KeyRing
 from rota.text.tokenizer import Tokenizer
 from tests.builders import capacity
 from tests.fakes import FakeDevice, alphabet
-from tests.server.applications import made_app
+from tests.server.applications import made_app, running
 from tests.server.engines import engines
-from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import TIMEOUT_S, until
 

@@ -1,8 +1,9 @@
-"""A server whose model says what the test wants it to say, a byte a token."""
+"""A model that says what the test wants, a byte a token, and what it was asked."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,13 @@ from rota.core.config import ServerConfig
 from rota.core.request import SamplingParams
 from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
+from rota.server.streams import Delta
+from rota.text.speech import Speech
 from rota.text.tokenizer import Tokenizer
 from tests.builders import capacity
 from tests.fakes import FakeDevice
-from tests.server.applications import made_app
+from tests.server.applications import made_app, running
 from tests.server.engines import engines
-from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
 
 # No text holds it, so it tells where a prompt ends.
@@ -85,3 +87,50 @@ def speaking(folder: Path, speaker: Speaker, **config: Any) -> Iterator[httpx.Cl
     with running(app) as url, httpx.Client(base_url=url) as client:
         service.wait_until_ready()
         yield client
+
+
+# ── words that routes sort ────────────────────────────────────────────────────────────────────────────────────────────
+
+# A model that thinks, and calls `f` and `g` in Hermes' form.
+SPEECH = Speech(tools="hermes", names=frozenset({"f", "g"}), reasoning="qwen3")
+
+
+def call_of(name: str, arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+def deltas_of(*texts: str) -> list[Delta]:
+    """An answer of one choice, a text a step."""
+    parser = SPEECH.parser()
+    deltas = [Delta(0, [1], said=parser.push(text)) for text in texts]
+    deltas[-1].said += parser.finish()
+    deltas[-1].finish_reason = "stop"
+    return deltas
+
+
+def recites(text: str) -> Callable[[Sequence[int]], int]:
+    """A model that answers with this text, byte by byte, and ends. Its prompt ends in the template's last `|`."""
+
+    def next_token(tokens: Sequence[int]) -> int:
+        said = bytes(token for token in tokens if token > 2).rpartition(b"|")[2]
+        answer = text.encode()
+        return answer[len(said)] if len(said) < len(answer) else 2
+
+    return next_token
+
+
+def prompt_of(device: FakeDevice) -> str:
+    """What the model was last asked to continue."""
+    seat = [seat for plan in device.plans for seat in plan.seats][-1]
+    return bytes(seat.tokens[: seat.prompt_length]).decode()
+
+
+def named_events_of(response: httpx.Response) -> list[dict[str, Any]]:
+    """A stream in which every event has its type as its name."""
+    events = []
+    for packet in response.text.strip().split("\n\n"):
+        name, data = packet.splitlines()
+        event = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {event['type']}"
+        events.append(event)
+    return events

@@ -17,10 +17,9 @@ from rota.server.access.exposure import check_exposure, describe, is_local_name,
 from rota.server.access.keys import Key, KeyRing, digest_of
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice
-from tests.server.applications import made_app
+from tests.server.applications import made_app, running
 from tests.server.engines import Heedful, engines
 from tests.server.letters import error_of, letters_device, serving
-from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
 
 OPERATOR = Key("operator")

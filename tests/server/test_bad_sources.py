@@ -26,10 +26,9 @@ from rota.sources.sources import FIRST_BYTES, Locator, Sources
 from rota.text.tokenizer import Tokenizer
 from tests.engine.lora.adapter_factory import change_config, make_adapter
 from tests.engine.model_factory import make_tiny_model
-from tests.server.applications import made_app
+from tests.server.applications import made_app, running
 from tests.server.engines import REPLICAS, threads
 from tests.server.letters import error_of
-from tests.server.running import running
 from tests.sources.hub_server import TOKEN, HubServer, hub_server
 from tests.sources.s3_front import S3Front, s3_front
 from tests.sources.s3_server import SECRET, S3Server, s3_server

@@ -23,9 +23,8 @@ from rota.sources.sources import sources_for
 from rota.text.tokenizer import Tokenizer
 from tests.engine.lora.adapter_factory import change_config, make_adapter
 from tests.engine.model_factory import make_tiny_model
-from tests.server.applications import made_app
+from tests.server.applications import made_app, running
 from tests.server.engines import threads
-from tests.server.running import running
 from tests.sources.s3_server import SECRET, S3Server, s3_server
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import TIMEOUT_S

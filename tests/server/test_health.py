@@ -25,11 +25,10 @@ from rota.server.route import add_routes
 from rota.text.tokenizer import Tokenizer
 from tests.builders import capacity
 from tests.fakes import FakeDevice
-from tests.server.applications import made_app
+from tests.server.applications import made_app, running
 from tests.server.endless import ENDLESS, endless_device
 from tests.server.engines import REPLICAS, as_of_one, engines
 from tests.server.letters import counts
-from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import TIMEOUT_S, until
 

@@ -20,10 +20,9 @@ from rota.server.access.access import Access
 from rota.server.access.key_file import KeySource
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice
-from tests.server.applications import made_app
+from tests.server.applications import made_app, running
 from tests.server.engines import engines
 from tests.server.letters import Gate
-from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import until
 

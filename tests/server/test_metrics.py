@@ -1,23 +1,36 @@
+"""Metrics over HTTP: what was served, who may see it, on a port of their own, and as the endpoint picker reads them."""
+
 from __future__ import annotations
 
 import logging
+import os
+import signal
+import socket
+import threading
 from functools import partial
+from pathlib import Path
 
 import httpx
 import pytest
 
 from rota.core.config import ServerConfig
+from rota.core.errors import ConfigError
+from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
 from rota.runtime.service import ServicePhase
+from rota.server.access.access import Access
 from rota.server.access.keys import Key, KeyRing, digest_of
+from rota.server.door.door import hold_metrics_port, hold_port
+from rota.server.listen import MetricsPort, listen
 from rota.text.tokenizer import Tokenizer
+from tests.builders import capacity
 from tests.fakes import FakeDevice
+from tests.observe.picker import Pod, picked
 from tests.observe.scraped import Scrape
-from tests.server.applications import made_app
+from tests.server.applications import made_app, running
 from tests.server.endless import ENDLESS, endless_device
-from tests.server.engines import REPLICAS, threads
-from tests.server.letters import serving
-from tests.server.running import running
+from tests.server.engines import REPLICAS, engines, threads
+from tests.server.letters import CONTEXT, letters_device, serving, speaks
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import until
 
@@ -196,3 +209,165 @@ def test_a_served_request_is_logged_with_its_key_its_call_and_its_adapter(tmp_pa
     assert fields["prompt_tokens"] == answer["usage"]["prompt_tokens"]
     assert 0.0 < fields["queue_wait_s"] < fields["ttft_s"] < fields["e2e_s"]
     assert fields["waited_for"] == ["its adapter is not in a slot"]
+
+
+# ── a port of their own ───────────────────────────────────────────────────────────────────────────────────────────────
+
+KEYS = KeyRing({digest_of("boss"): Key("boss")})
+
+
+def serve_with_keys(folder: Path, act, **options) -> None:
+    """Listen on two free ports; `act` gets both addresses, and its end ends the server."""
+    config = ServerConfig(port=0, metrics_port=0, **options)
+    registry = Registry("letters", str(folder))
+    service = EngineClient(engines(letters_device))
+    access = Access(registry, KEYS, allowed_origins=config.allowed_origins)
+    app = made_app(service, Tokenizer(write_byte_tokenizer(folder)), registry, access=access, config=config)
+    metrics_holder = hold_metrics_port(config)
+    assert metrics_holder is not None
+    metrics_port = MetricsPort(metrics_holder, config)
+    address = metrics_port.sentence.removeprefix("Metrics without a key: ").removesuffix("/metrics")
+    failures: list[BaseException] = []
+
+    def run(url: str) -> None:
+        try:
+            act(url, address)
+        except BaseException as error:
+            failures.append(error)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def announce(url: str) -> None:
+        threading.Thread(target=run, args=(url,)).start()
+
+    listen(hold_port(config.host, 0), app, service, config, announce, metrics_port=metrics_port)
+    for failure in failures:
+        raise failure
+
+
+def get(url: str, **headers: str) -> httpx.Response:
+    return httpx.get(url, headers=headers)
+
+
+def test_metrics_and_probes_are_served_without_a_key_and_nothing_else(tmp_path):
+    def act(url: str, address: str) -> None:
+        assert get(f"{url}/metrics").status_code == 401
+        scraped = get(f"{address}/metrics")
+        assert scraped.status_code == 200
+        assert Pod.read(scraped.text).most_adapters > 0
+        assert get(f"{address}/readyz").json() == {"status": "ready"}
+        paths = ("/v1/models", "/server_info", "/docs", "/openapi.json", "/dashboard", "/dashboard/events", "/")
+        assert {get(address + path).status_code for path in paths} == {404}
+        assert httpx.post(f"{address}/v1/completions", json={}).status_code == 404
+        assert httpx.post(f"{address}/metrics").status_code == 405
+
+    serve_with_keys(tmp_path, act)
+
+
+def test_web_pages_may_not_read_the_metrics_of_their_visitors_machine(tmp_path):
+    def act(_: str, address: str) -> None:
+        assert get(f"{address}/metrics", **{"sec-fetch-site": "cross-site"}).status_code == 403
+        assert get(f"{address}/metrics", host="evil.example").status_code == 403
+
+    serve_with_keys(tmp_path, act)
+
+
+def test_the_second_port_ends_with_the_first(tmp_path):
+    seen: list[str] = []
+    serve_with_keys(tmp_path, lambda _, address: seen.append(address))
+
+    with pytest.raises(httpx.ConnectError):
+        get(f"{seen[0]}/metrics")
+
+
+def test_a_port_that_is_taken_is_refused_with_the_flags_that_choose_another():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"port {port} .*--metrics-host and --metrics-port"):
+            hold_metrics_port(ServerConfig(metrics_port=port))
+
+
+def test_one_port_cannot_be_both():
+    with pytest.raises(ConfigError, match="metrics_port and port are both 4000"):
+        ServerConfig(port=4000, metrics_port=4000)
+
+
+def test_a_server_has_no_second_port_unless_it_is_asked_for_one():
+    assert hold_metrics_port(ServerConfig()) is None
+
+
+# ── the endpoint picker ───────────────────────────────────────────────────────────────────────────────────────────────
+
+NAMES = ("pirate", "poet", "parrot", "prince")
+
+
+def with_slots(slots: int) -> FakeDevice:
+    return FakeDevice(next_token=speaks, capacity=capacity(max_sequence_tokens=CONTEXT, slots=slots, rows=4))
+
+
+def pod_of(client: httpx.Client) -> Pod:
+    return Pod.read(client.get("/metrics").raise_for_status().text)
+
+
+def load_by_asking(client: httpx.Client, adapter: str, tokens: int = 3) -> None:
+    body = {"model": adapter, "prompt": "abc", "max_tokens": tokens}
+    client.post("/v1/completions", json=body).raise_for_status()
+
+
+def settled(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def test_the_picker_prefers_the_pod_where_an_adapter_is_through_loads_and_evictions(tmp_path):
+    slots = 2 if REPLICAS == 1 else 1
+    with (
+        serving(settled(tmp_path / "a"), with_slots(slots), adapters=NAMES) as here,
+        serving(settled(tmp_path / "b"), with_slots(slots), adapters=NAMES) as there,
+    ):
+
+        def prefers(adapter: str) -> set[str]:
+            return picked({"here": pod_of(here), "there": pod_of(there)}, adapter)
+
+        assert prefers("pirate") == {"here", "there"}
+        load_by_asking(here, "pirate")
+        assert prefers("pirate") == {"here"}
+        load_by_asking(there, "poet")
+        assert prefers("poet") == {"there"}
+        assert prefers("pirate") == {"here"}
+        for name in ("poet", "parrot", "prince") * 2:
+            load_by_asking(here, name)
+        assert until(lambda: "pirate" not in pod_of(here).active or REPLICAS > 1)
+        if REPLICAS == 1:  # two slots, and two later adapters in them
+            assert pod_of(here).score("pirate") == 0.0
+            assert prefers("pirate") == {"there"}, "there a slot is free"
+        assert pod_of(here).score("prince") == 1.0
+
+
+def test_in_rotation_the_list_is_of_those_in_a_slot_and_the_rest_wait(tmp_path):
+    with serving(tmp_path, endless_device(slots=1, rows=4), adapters=NAMES) as client:
+        threads = [
+            threading.Thread(target=load_by_asking, args=(client, name, ENDLESS)) for name in NAMES[: 2 * REPLICAS]
+        ]
+        for thread in threads:
+            thread.start()
+        seen: set[str] = set()
+
+        def has_turned() -> bool:
+            pod = pod_of(client)
+            assert len(pod.active) <= pod.most_adapters == REPLICAS
+            assert not pod.active & pod.queued
+            if pod.running:
+                seen.update(pod.active)
+            return seen >= set(NAMES[: 2 * REPLICAS])
+
+        assert until(has_turned), seen
+        client.post("/abort_request", json={"abort_all": True}).raise_for_status()
+        for thread in threads:
+            thread.join()
+        assert until(lambda: pod_of(client).waiting == 0)
+
+
+def test_operators_can_do_without_the_names_of_the_picker(tmp_path):
+    with serving(tmp_path, config=ServerConfig(picker_metrics=False)) as client:
+        assert "vllm:" not in client.get("/metrics").text

@@ -22,10 +22,9 @@ from rota.server.native.routes import health_within
 from rota.server.route import get
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice, alphabet
-from tests.server.applications import made_app
+from tests.server.applications import made_app, running
 from tests.server.engines import REPLICAS, engines
 from tests.server.letters import CONTEXT, Gate, error_of, events_in, events_of, letters_device, serving
-from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
 
 

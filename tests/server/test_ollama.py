@@ -12,7 +12,7 @@ import pytest
 from rota.server.ollama import OllamaFields
 from tests.fakes import FakeDevice
 from tests.server.letters import letters_device, serving
-from tests.server.spoken import prompt_of
+from tests.server.speaker import prompt_of
 
 HELLO = [{"role": "user", "content": "ab"}]
 

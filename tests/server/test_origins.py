@@ -15,7 +15,7 @@ from rota.server.access.exposure import check_exposure
 from rota.server.access.keys import Key, KeyRing, digest_of
 from tests.dashboard.stage import stage
 from tests.server.letters import error_of, events_of, serving
-from tests.server.test_metrics_port import get, serve_with_keys
+from tests.server.test_metrics import get, serve_with_keys
 
 KEYS = KeyRing({digest_of("sk"): Key("all")})
 CHAT = "https://chat.example"

@@ -1,18 +1,137 @@
+"""A call has a name, also when it is refused, and its owner may ask by that name how it stands."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 import pytest
 
 from rota.core.config import ServerConfig
+from rota.core.messages import Message
+from rota.runtime.registry import Registry
 from rota.server.access.keys import Key, KeyRing, digest_of
+from rota.text.tokenizer import Tokenizer
+from tests.fakes import FakeDevice
+from tests.server.applications import made_app, running
 from tests.server.endless import ENDLESS, endless_device
-from tests.server.engines import REPLICAS
-from tests.server.letters import error_of, has_ended, serving
-from tests.waiting import until
+from tests.server.engines import REPLICAS, Heedful, engines
+from tests.server.letters import CONTEXT, error_of, has_ended, letters_device, serving
+from tests.tiny_tokenizer import write_byte_tokenizer
+from tests.waiting import TIMEOUT_S, until
+
+# ── names ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+LONG = "x" * (CONTEXT + 1)
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "abc"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "abc"}]},
+    "/generate": {"text": "abc"},
+}
+TOO_LONG: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": LONG},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": LONG}]},
+    "/generate": {"text": LONG},
+}
+RING = KeyRing({digest_of("all"): Key("all"), digest_of("once"): Key("once", requests_per_minute=1)})
+
+
+@pytest.fixture(scope="module")
+def narrow_context(tmp_path_factory) -> Iterator[httpx.Client]:
+    with serving(tmp_path_factory.mktemp("model"), letters_device(), keys=RING) as narrow_context:
+        narrow_context.headers["x-api-key"] = "all"
+        yield narrow_context
+
+
+@pytest.mark.parametrize("route", BODIES)
+@pytest.mark.parametrize("own", ["job-7", None])
+def test_a_refusal_carries_the_clients_name_or_one_of_its_own(narrow_context, route, own):
+    named = {"X-Request-Id": own} if own else {}
+
+    def post(headers: dict[str, str] | None = None, **body: Any) -> httpx.Response:
+        return narrow_context.post(route, headers=named | (headers or {}), **body)
+
+    answers = [
+        post(json={"tempratur": 1}),
+        post(content=b"{"),
+        post(json=BODIES[route], headers={"x-api-key": "nobody"}),
+        post(json=BODIES[route] | {"lora_path": "owl"}),
+        post(json=TOO_LONG[route]),
+        post(json=TOO_LONG[route] | {"stream": True}),
+        post(content=b"", headers={"Content-Encoding": "gzip"}),
+    ]
+    names = [answer.headers["X-Request-Id"] for answer in answers]
+
+    assert [answer.status_code for answer in answers] == [400, 400, 401, 404, 413, 413, 415]
+    if own:
+        assert set(names) == {own}
+    else:
+        assert len(set(names)) == len(names)
+        assert all(len(name) == 32 for name in names)
+
+
+def test_a_name_that_is_none_is_not_repeated(narrow_context):
+    refused = narrow_context.post("/v1/completions", json={"prompt": "a"}, headers={"X-Request-Id": "a b"})
+
+    assert (refused.status_code, error_of(refused)["param"]) == (400, "X-Request-Id")
+    assert len(refused.headers["X-Request-Id"]) == 32
+
+
+def test_a_name_in_the_body_is_the_calls_name_from_there_on(narrow_context):
+    refused = narrow_context.post("/generate", json={"text": LONG, "rid": "mine"}, headers={"X-Request-Id": "header"})
+
+    assert (refused.status_code, refused.headers["X-Request-Id"]) == (413, "mine")
+
+
+def test_whoever_has_used_up_its_minute_is_told_under_its_name(narrow_context):
+    headers = {"x-api-key": "once", "X-Request-Id": "job-7"}
+    answers = [
+        narrow_context.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}, headers=headers) for _ in range(2)
+    ]
+
+    assert [answer.status_code for answer in answers] == [200, 429]
+    assert answers[1].headers["X-Request-Id"] == "job-7"
+    assert int(answers[1].headers["Retry-After"]) >= 1
+
+
+def breaks(_: object) -> int:
+    raise ZeroDivisionError("a kernel went wrong")
+
+
+@pytest.mark.parametrize("route", BODIES)
+def test_an_error_of_the_engines_carries_the_name_too(tmp_path, route, capsys):
+    with serving(tmp_path, FakeDevice(next_token=breaks)) as narrow_context:
+        failed = narrow_context.post(route, json=BODIES[route], headers={"X-Request-Id": "job-7"}, timeout=TIMEOUT_S)
+        down = narrow_context.post(route, json=BODIES[route])
+
+    assert (failed.status_code, failed.headers["X-Request-Id"]) == (503, "job-7")
+    assert (down.status_code, len(down.headers["X-Request-Id"])) == (503, 32)
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+class ClumsyService(Heedful):
+    """Has a bug."""
+
+    def send(self, message: Message) -> None:
+        raise ZeroDivisionError
+
+
+def test_an_error_of_our_own_carries_the_name_too(tmp_path):
+    service = ClumsyService(engines(FakeDevice))
+    app = made_app(service, Tokenizer(write_byte_tokenizer(tmp_path)), Registry("letters", str(tmp_path)))
+    with running(app) as url:
+        failed = httpx.post(
+            f"{url}/v1/completions", json={"prompt": "a"}, headers={"X-Request-Id": "job-7"}, timeout=TIMEOUT_S
+        )
+
+    assert (failed.status_code, failed.headers["X-Request-Id"]) == (500, "job-7")
+    assert "ZeroDivisionError" in error_of(failed)["message"]
+
+
+# ── how a request stands ──────────────────────────────────────────────────────────────────────────────────────────────
 
 # Headers leave after this long without a token, so a client can know its call by name while it waits.
 EARLY = ServerConfig(stream_keep_alive=0.02)

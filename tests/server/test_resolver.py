@@ -21,10 +21,9 @@ from rota.server.adapters.resolver import MISSED_S, MOST_AT_ONCE, Resolver
 from rota.sources.prefix import Prefix, is_within
 from rota.sources.source import NothingError, UnreachableError
 from rota.text.tokenizer import Tokenizer
-from tests.server.applications import made_app
+from tests.server.applications import made_app, running
 from tests.server.engines import engines
 from tests.server.letters import letters_device
-from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
 
 PREFIX = "s3://bucket/adapters"

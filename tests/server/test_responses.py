@@ -14,7 +14,7 @@ from rota.server.answers.blocks import AnswerBlocks
 from rota.server.responses.writer import Output
 from tests.fakes import FakeDevice
 from tests.server.letters import CONTEXT, error_of, letters_device, serving
-from tests.server.spoken import call_of, deltas_of, named_events_of, prompt_of
+from tests.server.speaker import call_of, deltas_of, named_events_of, prompt_of
 from tests.waiting import TIMEOUT_S
 
 

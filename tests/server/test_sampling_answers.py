@@ -15,10 +15,9 @@ from rota.llm.config import build_device, engine_config
 from rota.runtime.registry import Registry
 from rota.text.tokenizer import Tokenizer
 from tests.engine.model_factory import make_tiny_model
-from tests.server.applications import made_app
+from tests.server.applications import made_app, running
 from tests.server.engines import engines
 from tests.server.letters import error_of
-from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import TIMEOUT_S
 

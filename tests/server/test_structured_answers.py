@@ -19,10 +19,9 @@ from rota.runtime.registry import Registry
 from rota.text.tokenizer import Tokenizer
 from tests.engine.lora.adapter_factory import make_adapter
 from tests.engine.model_factory import make_tiny_model
-from tests.server.applications import made_app
+from tests.server.applications import made_app, running
 from tests.server.engines import engines
 from tests.server.letters import error_of, events_of
-from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import TIMEOUT_S
 

@@ -1,4 +1,4 @@
-"""Keys are tenants: their requests carry their share, and no tenant finds another's KV."""
+"""Keys are tenants: their requests carry their share, none finds another's KV, and a gateway may speak for them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from rota.core.errors import ConfigError
 from rota.core.request import Request
 from rota.core.tenant import SOLE_TENANT, Tenant
 from rota.runtime.registry import Registry
 from rota.server.access.access import Access
 from rota.server.access.key_file import read_keys
-from rota.server.access.keys import ANYONE, Key, KeyRing, digest_of
+from rota.server.access.keys import ANYONE, Key, KeyRing, digest_of, group_scope, groups_of, salted_scope
 from rota.text.tokenizer import Tokenizer
-from tests.server.applications import made_app
+from tests.observe.scraped import Scrape
+from tests.server.applications import made_app, running
 from tests.server.engines import Heedful, engines
 from tests.server.letters import error_of, letters_device, serving
-from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import TIMEOUT_S
 
@@ -148,3 +151,107 @@ def test_a_salt_that_is_no_text_or_empty_is_refused(client, route, salt):
     refused = client.post(route, json=CALLS[route] | {"cache_salt": salt}, headers={"x-api-key": "acme"})
 
     assert (refused.status_code, error_of(refused)["param"]) == (400, "cache_salt")
+
+
+# ── scopes ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+NAMES = st.text(max_size=6)
+# A group of names, and a salt or none.
+SCOPES = st.tuples(st.frozensets(NAMES, min_size=1, max_size=3), st.none() | st.text(min_size=1, max_size=6))
+
+
+def scope(names: frozenset[str], salt: str | None) -> str:
+    return group_scope(names) if salt is None else salted_scope(group_scope(names), salt)
+
+
+@given(SCOPES, SCOPES)
+def test_two_scopes_are_the_same_only_if_their_names_and_salts_are(one, other):
+    assert (scope(*one) == scope(*other)) == (one == other)
+
+
+@given(st.text(min_size=1), SCOPES)
+def test_no_salt_leads_from_a_server_without_keys_into_a_keys_scope(salt, other):
+    assert salted_scope("", salt) not in ("", scope(*other))
+
+
+def test_sharing_is_mutual_and_reaches_the_keys_of_keys():
+    groups = groups_of({"a": ["b"], "b": [], "c": ["b"], "d": [], "e": ["d", "e"]})
+
+    assert groups == {name: frozenset("abc") for name in "abc"} | {name: frozenset("de") for name in "de"}
+
+
+def test_a_key_that_shares_with_all_joins_all():
+    assert set(groups_of({"a": [], "b": None, "c": []}).values()) == {frozenset("abc")}
+
+
+def test_a_name_that_no_key_has_is_said_in_a_sentence():
+    with pytest.raises(ConfigError, match="'a': shares_prefixes_with names 'owl', and no key has that name"):
+        groups_of({"a": ["owl"]})
+
+
+# ── gateways ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+KEYS = KeyRing(
+    {
+        digest_of("boss"): Key("boss"),
+        digest_of("gateway"): Key("gateway", may_operate=False),
+        digest_of("guest"): Key("guest", may_operate=False, may_set_headers=False),
+    }
+)
+FAIRNESS_ID, TTFT_MS = "x-llm-d-inference-fairness-id", "x-llm-d-slo-ttft-ms"
+
+
+def complete(client: httpx.Client, path: str = "/v1/completions", **headers: str) -> httpx.Response:
+    bodies = {
+        "/v1/completions": {"prompt": "abc", "max_tokens": 3},
+        "/generate": {"text": "abc", "sampling_params": {"max_new_tokens": 3}},
+    }
+    return client.post(path, json=bodies[path], headers=headers)
+
+
+def counted(client: httpx.Client, **headers: str) -> dict[str, float]:
+    samples = Scrape(client.get("/metrics", headers=headers).raise_for_status().text).samples
+    return {one.labels["key"]: one.value for one in samples if one.name == "rota_key_output_tokens_total"}
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/generate"])
+def test_a_gateway_names_tenants_and_keys_without_the_right_do_not(tmp_path, path):
+    with serving(tmp_path, keys=KEYS) as client:
+        for key, tenant in (("gateway", "acme"), ("gateway", "birds"), ("guest", "acme")):
+            complete(client, path, **{"x-api-key": key, FAIRNESS_ID: tenant, TTFT_MS: "250"}).raise_for_status()
+        complete(client, path, **{"x-api-key": "gateway"}).raise_for_status()
+
+        assert counted(client, **{"x-api-key": "boss"}) == {
+            "gateway/acme": 3,
+            "gateway/birds": 3,
+            "gateway": 3,
+            "guest": 3,
+        }
+
+
+def test_without_keys_every_client_may_name_a_tenant(tmp_path):
+    with serving(tmp_path) as client:
+        complete(client, **{FAIRNESS_ID: "acme"}).raise_for_status()
+
+        assert counted(client) == {"acme": 3}
+
+
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [(FAIRNESS_ID, "a b"), (FAIRNESS_ID, "x" * 129), (TTFT_MS, "soon"), (TTFT_MS, "-1"), (TTFT_MS, "inf")],
+)
+def test_a_header_that_cannot_be_meant_is_refused_by_its_name(tmp_path, header, value):
+    with serving(tmp_path) as client:
+        answer = complete(client, **{header: value})
+
+    assert answer.status_code == 400
+    assert error_of(answer)["param"] == header
+
+
+def test_only_the_tenant_of_a_key_is_another_for_requests_of_a_named_one():
+    key = KEYS.named("gateway")
+    assert key is not None
+    acme = key.on_behalf_of("acme")
+
+    assert (acme, acme.name, acme.cache_scope) == (key, "gateway", key.cache_scope)
+    assert (acme.tenant.name, key.tenant.name) == ("gateway/acme", "gateway")

@@ -36,8 +36,7 @@ from rota.llm.config import build_device, engine_config
 from rota.runtime.registry import Registry
 from rota.text.tokenizer import Tokenizer
 from tests.server.applications import made_app
-from tests.server.storm.answers import CODES, Ask, Judge, Tokens
-from tests.server.storm.calls import Call, Inline, turns
+from tests.server.storm.calls import CODES, Ask, Call, Inline, Judge, Tokens, turns
 from tests.server.storm.library import BAD, GOOD, RUINED, Library
 from tests.server.storm.stepped import SteppedService
 

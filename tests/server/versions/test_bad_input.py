@@ -23,10 +23,9 @@ from rota.server.access.access import Access
 from rota.server.access.keys import Key, KeyRing, digest_of
 from rota.server.answers.respond import VERSION_HEADER
 from rota.text.tokenizer import Tokenizer
-from tests.server.applications import made_app
+from tests.server.applications import made_app, running
 from tests.server.engines import engines
 from tests.server.letters import error_of
-from tests.server.running import running
 from tests.server.storm.library import Library, Part, make_library
 from tests.server.versions.serving import CONFIG, send, weights
 from tests.waiting import TIMEOUT_S, until

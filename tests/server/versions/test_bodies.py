@@ -1,4 +1,4 @@
-"""Weights come in bodies, and leave nothing behind that is not served."""
+"""Weights come in bodies, are read in pieces, and leave nothing behind that is not served."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ import pytest
 
 from rota.core.adapter import Adapter
 from rota.core.config import ServerConfig
+from rota.core.errors import RequestError
 from rota.core.messages import AdapterFailed, Message
 from rota.runtime.spool import FOLDER, PREFIX, Spool
 from rota.server.access.disclosure import reason_for
 from rota.server.access.keys import Key, KeyRing, digest_of
-from rota.server.adapters.upload import WEIGHTS_FILE
+from rota.server.adapters import upload
+from rota.server.adapters.upload import PIECE, WEIGHTS_FILE, TensorsFields, read_tensors, write_tensors
 from rota.server.answers.respond import VERSION_HEADER
+from rota.server.calls.fields import read_body
 from tests.server.letters import error_of, serving
 from tests.server.versions.serving import CONFIG, SlowDevice, ask, put, send, versions, weights
 from tests.waiting import until
@@ -299,3 +302,93 @@ def test_no_reason_names_the_folder_that_a_body_was_written_to(place):
             reason_for(key, f"It was not read from '{place}' (OSError).")
             == "It was not read from 'the body' (OSError)."
         )
+
+
+# ── SGLang's bodies ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+TEXT = base64.b64encode(bytes(range(256))).decode()
+BODY = {"lora_name": "poet", "config_dict": {"r": 8}, "serialized_tensors": TEXT}
+WRITTEN = json.dumps(BODY)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        WRITTEN,
+        json.dumps(dict(reversed(BODY.items()))),
+        json.dumps(BODY, indent=2),
+        WRITTEN.replace('"serialized_tensors": ', '"serialized_tensors" :\n'),
+        json.dumps(BODY, separators=(",", ":")),
+        WRITTEN.replace("/", r"\/"),
+        WRITTEN.replace('{"r": 8}', '{"serialized_tensors": "inner"}'),
+        WRITTEN.replace("poet", "serialized_tensors"),
+        WRITTEN.replace("poet", r"\"serialized_tensors\""),
+        WRITTEN.replace('{"lora', '{"serialized_tensors": "first", "lora'),
+        WRITTEN.replace(TEXT, ""),
+    ],
+)
+def test_however_a_body_is_written_its_fields_and_its_text_are_those_of_a_parser(raw):
+    expected = read_body(TensorsFields, raw.encode())
+    fields, text = read_tensors(raw.encode())
+
+    assert bytes(text).decode() == expected.serialized_tensors
+    assert fields.model_copy(update={"serialized_tensors": ""}) == expected.model_copy(
+        update={"serialized_tensors": ""}
+    )
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        "",
+        "no JSON",
+        WRITTEN[:-1],
+        WRITTEN[:-2],
+        '{"serialized_tensors"',
+        '{"serialized_tensors": "',
+        json.dumps({**BODY, "serialized_tensors": None}),
+        json.dumps({**BODY, "serialized_tensors": 7, "rid": "a"}),
+        json.dumps({**BODY, "extra": 1}),
+        json.dumps({"lora_name": "poet", "config_dict": {"serialized_tensors": TEXT}}),
+        json.dumps({"lora_name": "poet", "serialized_tensors": TEXT}),
+    ],
+)
+def test_a_body_that_a_parser_refuses_is_refused_for_the_same_field(raw):
+    with pytest.raises(RequestError) as expected:
+        read_body(TensorsFields, raw.encode())
+    with pytest.raises(RequestError) as refused:
+        read_tensors(raw.encode())
+    assert refused.value.fault.param == expected.value.fault.param
+
+
+def test_the_parser_gets_the_body_without_the_weights(monkeypatch):
+    seen = []
+    monkeypatch.setattr(upload, "read_body", lambda kind, raw: seen.append(len(raw)) or read_body(kind, raw))
+    text = "A" * 3 * PIECE
+    _, found = read_tensors(json.dumps({**BODY, "serialized_tensors": text}).encode())
+
+    assert len(found) == len(text)
+    assert seen == [len(WRITTEN) - len(TEXT)]
+
+
+@pytest.mark.parametrize("size", [64, PIECE // 4 * 3 - 100, 3 * PIECE, 3 * PIECE + 4])
+def test_weights_are_decoded_whatever_their_size(tmp_path: Path, size):
+    content = weights(size=size)
+    assert write_tensors(tmp_path, memoryview(base64.b64encode(content)), {}) == len(content)
+    assert (tmp_path / WEIGHTS_FILE).read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no base64",
+        "AAA",
+        "A===",
+        "A" * (PIECE - 4) + "AA==" + "AAAA",  # which ends at the border of two pieces
+        "A" * PIECE + "A",
+        "A" * PIECE + "AA\n==",
+    ],
+)
+def test_what_is_no_base64_is_refused_by_the_name_of_its_field(tmp_path: Path, text):
+    with pytest.raises(RequestError, match="serialized_tensors must be safetensors in base64"):
+        write_tensors(tmp_path, memoryview(text.encode()), {})

@@ -25,11 +25,10 @@ from tests.engine.lora.adapter_factory import greedy_answer, load_with_peft, mak
 from tests.engine.model_factory import make_tiny_model
 from tests.observe.scraped import Scrape
 from tests.runtime.test_supervisor import FolderDevice
-from tests.server.applications import made_app
+from tests.server.applications import made_app, running
 from tests.server.endless import ENDLESS, endless_room
 from tests.server.engines import pids_of, processes
 from tests.server.letters import events_in
-from tests.server.running import running
 from tests.server.versions.serving import CONFIG, ask, put, send, versions, weights
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import until

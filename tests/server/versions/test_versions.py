@@ -1,24 +1,40 @@
-"""A name gets new versions while it serves."""
+"""A name gets new versions while it serves, also when its files changed, and each answers as PEFT does."""
 
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import httpx
 import pytest
 
-from rota.core.adapter import Adapter
-from rota.core.messages import Message
+from rota.core.adapter import Adapter, changed_since
+from rota.core.config import ServerConfig
+from rota.core.errors import FaultCode
+from rota.core.lora_paths import LoraPath
+from rota.core.messages import AdapterFailed, AdapterFetched, Message
+from rota.core.plan import StepPlan
+from rota.llm.config import build_device, engine_config
+from rota.runtime.client import EngineClient
+from rota.runtime.registry import Registry
+from rota.server.access.keys import Key, KeyRing, digest_of
 from rota.server.answers.respond import VERSION_HEADER
-from tests.fakes import FakeDevice, alphabet
+from rota.text.tokenizer import Tokenizer
+from tests.builders import capacity
+from tests.engine.lora.adapter_factory import greedy_answer, load_with_peft, make_adapter
+from tests.engine.model_factory import make_tiny_model
+from tests.fakes import FakeDevice, FakeTicket, alphabet
+from tests.server.applications import made_app, running
 from tests.server.endless import ENDLESS, after
-from tests.server.engines import REPLICAS
-from tests.server.letters import counts, error_of, events_in, serving
-from tests.server.versions.serving import LenientDevice, SlowDevice, ask, put, versions
-from tests.waiting import until
+from tests.server.engines import REPLICAS, engines
+from tests.server.letters import CONTEXT, counts, error_of, events_in, serving, speaks
+from tests.server.versions.serving import LenientDevice, SlowDevice, ask, put, send, versions
+from tests.tiny_tokenizer import write_byte_tokenizer
+from tests.waiting import TIMEOUT_S, until
 
 STREAMED = {"model": "poet", "prompt": "abc", "max_tokens": ENDLESS, "stream": True}
 MAY_END = threading.Event()
@@ -274,3 +290,132 @@ def test_an_engine_that_dies_while_it_reads_a_version_says_nothing_of_the_versio
         refused = put(client, "poet", "/a/deadly")
     assert (refused.status_code, error_of(refused)["code"]) == (503, "engine_died")
     assert "so it is" in capsys.readouterr().err
+
+
+# ── files that changed ────────────────────────────────────────────────────────────────────────────────────────────────
+
+ACME = Key("acme", frozenset({"acme-*"}), may_operate=False, adapter_root="/adapters/acme")
+ACME_RING = KeyRing({digest_of(key.name): key for key in (ACME, Key("operator"))})
+CHANGED = "'acme-owl' changed since version 1 was loaded; PUT it again."
+
+
+class ChangingDevice(FakeDevice):
+    """Reads version 1 once. Its files are others when it is to be copied into a slot."""
+
+    def fetch(self, adapter: Adapter) -> Message:
+        self.adapters = {**getattr(self, "adapters", {}), adapter.adapter_id: adapter}
+        return AdapterFetched(adapter_id=adapter.adapter_id, at=self.now(), seals=(str(adapter.version),))
+
+    def submit(self, plan: StepPlan) -> FakeTicket:
+        ticket = super().submit(plan)
+        for load in plan.loads:
+            adapter = self.adapters[load.adapter_id]
+            if adapter.version == 1:
+                reason, code = changed_since(adapter), FaultCode.ADAPTER_CHANGED
+                self._post(AdapterFailed(adapter_id=load.adapter_id, at=self.now(), reason=reason, code=code))
+        return ticket
+
+
+def changing() -> ChangingDevice:
+    return ChangingDevice(next_token=speaks, capacity=capacity(max_sequence_tokens=CONTEXT))
+
+
+def ask_owl(client: httpx.Client) -> httpx.Response:
+    body = {"model": "acme-owl", "prompt": "ab", "max_tokens": 2}
+    return client.post("/v1/completions", json=body, headers={"x-api-key": "acme"})
+
+
+def load(client: httpx.Client) -> dict[str, object]:
+    return client.put("/v1/adapters/acme-owl", json={"path": "owl"}, headers={"x-api-key": "acme"}).json()
+
+
+def states(client: httpx.Client) -> list[str]:
+    listed = client.get("/v1/adapters/acme-owl", headers={"x-api-key": "acme"}).json()
+    return [one["state"] for one in listed["versions"]]
+
+
+def test_a_version_that_changed_is_refused_with_409_until_it_is_put_again(tmp_path):
+    with serving(tmp_path, changing(), keys=ACME_RING) as client:
+        load(client)
+        first, later = ask_owl(client), ask_owl(client)
+        # Once every replica has found it changed.
+        assert until(lambda: ask_owl(client).status_code == 409 and states(client) == ["lost"])
+        assert load(client)["version"] == 2
+        assert ask_owl(client).status_code == 200
+
+    assert [(one.status_code, error_of(one)["code"]) for one in (first, later)] == [(409, "adapter_changed")] * 2
+    assert error_of(first)["message"] == CHANGED
+    assert CHANGED in error_of(later)["message"]
+
+
+def test_with_the_flag_it_becomes_a_new_version_of_the_same_owner(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "rota.audit")
+    with serving(tmp_path, changing(), keys=ACME_RING, config=ServerConfig(reload_changed=True)) as client:
+        load(client)
+        assert ask_owl(client).status_code == 409
+        assert until(lambda: ask_owl(client).status_code == 200)
+        listed = client.get("/v1/adapters/acme-owl", headers={"x-api-key": "operator"}).json()
+
+    assert (listed["version"], listed["owner"]) == (2, "acme")
+    *_, line = [record.fields for record in caplog.records if record.name == "rota.audit"]
+    assert line == {
+        "action": "update",
+        "key": "acme",
+        "client": "this server",
+        "adapter": "acme-owl",
+        "path": "owl",
+        "reloaded": True,
+        "outcome": "ok",
+    }
+
+
+# ── as PEFT ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+PROMPT, NEW_TOKENS = (5, 9, 77, 130, 4), 16
+ASKED = {"prompt": list(PROMPT), "temperature": 0, "max_tokens": NEW_TOKENS, "ignore_eos": True}
+
+
+def test_answers_before_and_after_an_update_are_those_of_peft_with_the_version_they_name(tmp_path):
+    folder = write_byte_tokenizer(tmp_path / "tiny")
+    model = make_tiny_model(folder, "smollm2")
+    paths = {version: make_adapter(tmp_path / str(version), model, seed=version) for version in (1, 2, 3)}
+    right = {
+        str(version): greedy_answer(load_with_peft(path, model), PROMPT, NEW_TOKENS) for version, path in paths.items()
+    }
+    options = {"device": "cpu", "dtype": "float32", "kv_blocks": 64, "max_running_requests": 4}
+    config = engine_config({"model_path": str(folder), **options}, quiet=True)
+    registry = Registry("tiny", str(folder))
+    first = registry.add(LoraPath(name="poet", path=str(paths[1])))
+    service = EngineClient(engines(partial(build_device, config), config), [first])
+
+    with (
+        running(made_app(service, Tokenizer(folder), registry)) as url,
+        httpx.Client(base_url=url) as client,
+    ):
+        service.wait_until_ready(TIMEOUT_S)
+
+        def ask(name: str) -> tuple[str, list[int]]:
+            body = {**ASKED, "model": name, "return_token_ids": True}
+            answer = client.post("/v1/completions", json=body)
+            return answer.headers[VERSION_HEADER], answer.json()["choices"][0]["token_ids"]
+
+        given = [ask("poet")]
+        assert put(client, "poet", str(paths[2]), keep_old=True).json()["current"] == 2
+        given += [ask("poet"), ask("poet@1"), ask("poet")]
+        weights, peft_config = (paths[3] / name for name in ("adapter_model.safetensors", "adapter_config.json"))
+        sent = send(client, "poet", weights.read_bytes(), config=peft_config.read_text())
+        given += [ask("poet"), ask("poet@1")]
+        wide = json.dumps(json.loads(peft_config.read_text()) | {"r": 5})
+        refused = send(client, "poet", weights.read_bytes(), config=wide)
+        given.append(ask("poet"))
+        listed = client.get("/v1/adapters/poet").json()["versions"]
+
+    assert sent.json()["current"] == 3
+    assert [version for version, _ in given] == ["1", "2", "1", "2", "3", "1", "3"]
+    assert all(tokens == right[version] for version, tokens in given)
+    assert len({tuple(tokens) for tokens in right.values()}) == 3
+    assert refused.status_code == 400
+    assert error_of(refused)["message"].startswith("adapter_model.safetensors: the tensor "), (
+        "the client has sent no folder"
+    )
+    assert all(one["bytes"] > 0 for one in listed)

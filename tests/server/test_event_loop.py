@@ -1,22 +1,26 @@
-"""While one tenant sends bodies of 8,000 messages, the event loop goes on for all others."""
+"""While tenants send the largest bodies and the worst grammars, the event loop goes on for all others."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
 from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 
+from benchmarks.grammar_flood import HOSTILE, flooded
 from rota.server.access.keys import Key, KeyRing, digest_of
 from tests.builders import capacity
 from tests.fakes import FakeDevice, alphabet
 from tests.server.letters import serving
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("frozen_heap")  # a collection would count as work of the loop
 MANY = 8_000
@@ -109,3 +113,30 @@ def test_a_long_prompt_is_answered_as_a_short_one_is(url: str):
 
     assert answer["usage"]["prompt_tokens"] == 1_000
     assert len(answer["choices"][0]["text"]) == 3
+
+
+# Of processor time, which a busy machine does not change: one check in the event loop's or the engine's thread takes
+# longer, and so does the start of a process there.
+LATE_S = 0.25
+
+
+@pytest.mark.usefixtures("frozen_heap")
+def test_a_flood_of_hostile_grammars_holds_up_neither_the_event_loop_nor_the_engine(tmp_path: Path):
+    heartbeat, at, engine_s = Pulse(), dict[int, float](), list[float]()
+
+    def next_letter(tokens: Sequence[int]) -> int:
+        thread, now = threading.get_ident(), time.thread_time()
+        engine_s.append(now - at.get(thread, now))
+        at[thread] = now
+        return alphabet(tokens)
+
+    with serving(tmp_path, FakeDevice(next_token=next_letter), has_grammars=True, around=heartbeat.around) as client:
+        client.post("/v1/completions", json={"prompt": "a", "guided_regex": "a"}).raise_for_status()
+        with flooded(str(client.base_url), clients=2) as answers:
+            while len(answers) < 2 * len(HOSTILE):
+                count = len(answers)
+                client.post("/v1/completions", json={"prompt": "a", "max_tokens": 60}).raise_for_status()
+                assert until(lambda: len(answers) > count)  # noqa: B023
+
+    assert {status for status, _ in answers} == {200, 400}
+    assert max(heartbeat.longest_s, *engine_s) < LATE_S

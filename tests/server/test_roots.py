@@ -1,4 +1,4 @@
-"""A key loads from its own folder alone, and no answer tells what lies beside that folder."""
+"""Over HTTP an adapter comes from the root of its server or its key, and no answer tells what lies beside that."""
 
 from __future__ import annotations
 
@@ -26,12 +26,96 @@ from rota.text.tokenizer import Tokenizer
 from tests.engine.lora.adapter_factory import make_adapter
 from tests.engine.model_factory import make_tiny_model
 from tests.fakes import FakeDevice, FakeTicket
-from tests.server.applications import made_app
+from tests.server.applications import made_app, running
 from tests.server.engines import engines
 from tests.server.letters import error_of, events_of, serving
-from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import TIMEOUT_S
+
+# ── the root of a server ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A root with one adapter and two traps, and an adapter outside of it that counts as built in."""
+    folder = tmp_path_factory.mktemp("disk")
+    model = make_tiny_model(write_byte_tokenizer(folder / "tiny"), "smollm2")
+    root = folder / "root"
+    make_adapter(root / "pirate", model, seed=1)
+    make_adapter(folder / "secret", model, seed=2)
+    (root / "link").symlink_to(folder / "secret")
+    shutil.copytree(root / "pirate", root / "trap")
+    (root / "trap" / "adapter_model.safetensors").unlink()
+    (root / "trap" / "adapter_model.safetensors").symlink_to(folder / "secret" / "adapter_model.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def rooted(folder) -> Iterator[httpx.Client]:
+    options = {"device": "cpu", "dtype": "float32", "kv_blocks": 32, "max_running_requests": 2}
+    options |= {"model_path": str(folder / "tiny"), "adapter_root": str(folder / "root")}
+    config = engine_config(options, quiet=True)
+    registry = Registry("tiny", str(folder / "tiny"))
+    builtin = registry.add(LoraPath(name="parrot", path=str(folder / "secret"), is_builtin=True))
+    service = EngineClient(engines(partial(build_device, config), config), [builtin])
+    with (
+        running(made_app(service, Tokenizer(folder / "tiny"), registry)) as url,
+        httpx.Client(base_url=url) as rooted,
+    ):
+        service.wait_until_ready(TIMEOUT_S)
+        yield rooted
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../secret",
+        "pirate/../../secret",
+        "{folder}/secret",
+        "{root}/../secret",
+        "link",
+        "{root}/link",
+        "trap",
+        "/etc",
+    ],
+)
+@pytest.mark.parametrize("route", ["/v1/load_lora_adapter", "/load_lora_adapter"])
+def test_no_path_leads_out_of_the_root(rooted, folder, route, path):
+    refused = rooted.post(
+        route, json={"lora_name": "thief", "lora_path": path.format(folder=folder, root=folder / "root")}
+    )
+
+    assert refused.status_code == 400
+    assert "outside the adapter root" in refused.text
+    assert [model["id"] for model in rooted.get("/v1/models").json()["data"]] == ["tiny", "parrot"]
+
+
+def test_what_came_with_rota_is_served_although_it_lies_outside_the_root(rooted):
+    answered = rooted.post("/v1/completions", json={"model": "parrot", "prompt": "a", "max_tokens": 1})
+
+    assert answered.status_code == 200
+
+
+@pytest.mark.parametrize("path", ["pirate", "./pirate", "{root}/pirate"])
+def test_what_lies_in_the_root_is_loaded(rooted, folder, path):
+    loaded = rooted.post(
+        "/v1/load_lora_adapter",
+        json={"lora_name": "pirate", "lora_path": path.format(folder=folder, root=folder / "root")},
+    )
+    unloaded = rooted.post("/v1/unload_lora_adapter", json={"lora_name": "pirate"})
+
+    assert (loaded.status_code, unloaded.status_code) == (200, 200)
+
+
+@pytest.mark.parametrize("route", ["/v1/load_lora_adapter", "/load_lora_adapter"])
+def test_a_server_that_lets_others_in_loads_nothing_over_http_without_a_root(tmp_path, route):
+    with serving(tmp_path, load_refusal="Name a root.") as rooted:
+        refused = rooted.post(route, json={"lora_name": "owl", "lora_path": "/owl"})
+
+    assert (refused.status_code, error_of(refused)["message"]) == (403, "Name a root.")
+
+
+# ── the root of a key ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 KEYS = """
 [keys.acme]
