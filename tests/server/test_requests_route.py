@@ -41,9 +41,9 @@ RING = KeyRing({digest_of("all"): Key("all"), digest_of("once"): Key("once", req
 
 @pytest.fixture(scope="module")
 def narrow_context(tmp_path_factory) -> Iterator[httpx.Client]:
-    with serving(tmp_path_factory.mktemp("model"), letters_device(), keys=RING) as narrow_context:
-        narrow_context.headers["x-api-key"] = "all"
-        yield narrow_context
+    with serving(tmp_path_factory.mktemp("model"), letters_device(), keys=RING) as client:
+        client.headers["x-api-key"] = "all"
+        yield client
 
 
 @pytest.mark.parametrize("route", BODIES)
@@ -103,9 +103,9 @@ def breaks(_: object) -> int:
 
 @pytest.mark.parametrize("route", BODIES)
 def test_an_error_of_the_engines_carries_the_name_too(tmp_path, route, capsys):
-    with serving(tmp_path, FakeDevice(next_token=breaks)) as narrow_context:
-        failed = narrow_context.post(route, json=BODIES[route], headers={"X-Request-Id": "job-7"}, timeout=TIMEOUT_S)
-        down = narrow_context.post(route, json=BODIES[route])
+    with serving(tmp_path, FakeDevice(next_token=breaks)) as client:
+        failed = client.post(route, json=BODIES[route], headers={"X-Request-Id": "job-7"}, timeout=TIMEOUT_S)
+        down = client.post(route, json=BODIES[route])
 
     assert (failed.status_code, failed.headers["X-Request-Id"]) == (503, "job-7")
     assert (down.status_code, len(down.headers["X-Request-Id"])) == (503, 32)

@@ -60,10 +60,10 @@ def rooted(folder) -> Iterator[httpx.Client]:
     service = EngineClient(engines(partial(build_device, config), config), [builtin])
     with (
         running(made_app(service, Tokenizer(folder / "tiny"), registry)) as url,
-        httpx.Client(base_url=url) as rooted,
+        httpx.Client(base_url=url) as client,
     ):
         service.wait_until_ready(TIMEOUT_S)
-        yield rooted
+        yield client
 
 
 @pytest.mark.parametrize(
@@ -109,8 +109,8 @@ def test_what_lies_in_the_root_is_loaded(rooted, folder, path):
 
 @pytest.mark.parametrize("route", ["/v1/load_lora_adapter", "/load_lora_adapter"])
 def test_a_server_that_lets_others_in_loads_nothing_over_http_without_a_root(tmp_path, route):
-    with serving(tmp_path, load_refusal="Name a root.") as rooted:
-        refused = rooted.post(route, json={"lora_name": "owl", "lora_path": "/owl"})
+    with serving(tmp_path, load_refusal="Name a root.") as client:
+        refused = client.post(route, json={"lora_name": "owl", "lora_path": "/owl"})
 
     assert (refused.status_code, error_of(refused)["message"]) == (403, "Name a root.")
 
