@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 
 @pytest.fixture
-def report(monkeypatch) -> ModuleType:
+def report() -> ModuleType:
     """The benchmarks are programs, not a package."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     return importlib.import_module("policies.prefill_alone")
 
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -75,8 +74,7 @@ def test_eight_bits_halve_the_floor_of_matrices_and_of_kv_and_no_other(tmp_path)
 @pytest.mark.parametrize(
     ("flags", "adapters"), [(["--batches", "3", "--adapters", "3"], {0, 3}), (["--prefill"], {0, 1, 6})]
 )
-def test_the_script_profiles_a_tiny_model_on_a_cpu(monkeypatch, tmp_path, flags, adapters):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+def test_the_script_profiles_a_tiny_model_on_a_cpu(tmp_path, flags, adapters):
     from profile_step import main
 
     main(["--shape", "tiny", "--steps", "4", "--out", str(tmp_path), *flags])

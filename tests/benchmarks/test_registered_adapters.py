@@ -15,8 +15,7 @@ MOST_BYTES = 2000
 
 
 @pytest.fixture
-def script(monkeypatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+def script() -> ModuleType:
     import registered_adapters
 
     return registered_adapters

@@ -1,23 +1,24 @@
-"""The vocabulary made for measurements spells JSON, and what is measured is what it says."""
+"""What grammars cost can be measured with any tokenizer, and steps with them with one that spells JSON."""
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from benchmarks import grammar_cost
 from rota.text.tokenizer import Tokenizer
+from tests.tiny_tokenizer import write_byte_tokenizer
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-        import structured_steps
+    import structured_steps
 
-        return structured_steps
+    return structured_steps
 
 
 def test_the_vocabulary_is_as_large_as_llama_s_and_spells_every_text(script, tmp_path):
@@ -45,3 +46,17 @@ def test_every_kind_is_measured(script, tmp_path):
     assert [name for name, run in runs.items() if run["masks_ms"]] == ["schemas", "schemas for every second"]
     assert all(run["tokens_per_s"] > 0 for run in runs.values())
     assert len(first) == 3
+
+
+# ── on the host ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_cost_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, output = write_byte_tokenizer(tmp_path / "model"), tmp_path / "costs.json"
+    monkeypatch.setattr(sys, "argv", ["grammar_cost.py", "--folder", str(folder), "--output", str(output)])
+    monkeypatch.setattr(grammar_cost, "ROUNDS", 2)
+    grammar_cost.main()
+    costs = json.loads(output.read_text())
+    assert costs["tokens"] == 256
+    assert costs["check of a known grammar"] < costs["check"] < costs["first check, with the start of the process"]
+    assert costs["forced tokens"]["share"] < costs["forced tokens without free blanks"]["share"] < 1
