@@ -1,17 +1,59 @@
-"""Thoughts are told from answers."""
+"""Thoughts are told from answers, and which parsers do so follows from the template or the operator."""
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rota.core.config import ServerConfig
 from rota.text.parsed_delta import ParsedDelta
-from rota.text.reasoning import marks_in
-from rota.text.speech import Speech
-from tests.text.families import CHATML, QWEN3
+from rota.text.reasoning import MARKS, marks_in
+from rota.text.speech import ParserNames, Speech
+from rota.text.tokenizer import Tokenizer
+from rota.text.tools.formats import FORMATS
+from tests.text.families import CHATML, FAMILIES, QWEN3, Family
+
+# ── which parsers ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+KNOWS = "{{ tools }}{% if messages[0].role == 'tool' %}{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "tools", "reasoning"),
+    [
+        (CHATML, "hermes", ""),
+        (QWEN3, "hermes", "think"),
+        (KNOWS + "<tool_call>", "hermes", ""),
+        (KNOWS + "{{ '[TOOL_CALLS]' }}[THINK]", "mistral", "mistral"),
+        (KNOWS + "<|python_tag|>", "llama3_json", ""),
+        (KNOWS + "<|python_start|>", "pythonic", ""),
+        (KNOWS + "<|tool_call|>Here is my thought process:", "json", "granite"),
+        ("[TOOL_CALLS]", "hermes", ""),  # it knows no tools, so they are rendered in Hermes' form
+    ],
+)
+def test_a_template_tells_how_its_model_calls_and_thinks(tmp_path: Path, template: str, tools: str, reasoning: str):
+    chat = Tokenizer(Family(template, FAMILIES["chatml"].special).write(tmp_path)).chat
+
+    assert (ParserNames().tools_of(chat), ParserNames().reasoning_of(chat)) == (tools, reasoning)
+    assert (ParserNames("json", "think").tools_of(chat), ParserNames("json", "think").reasoning_of(chat)) == (
+        "json",
+        "think",
+    )
+    assert (ParserNames("none", "none").tools_of(chat), ParserNames("none", "none").reasoning_of(chat)) == ("", "")
+
+
+def test_the_flags_name_every_parser():
+    kinds = get_type_hints(ServerConfig)
+
+    assert {*get_args(kinds["tool_call_parser"])} == {*FORMATS, "auto", "none"}
+    assert {*get_args(kinds["reasoning_parser"])} == {*MARKS, "auto", "none"}
+
+
+# ── thoughts ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 quick = settings(max_examples=60, deadline=None)
 CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
