@@ -9,11 +9,12 @@ from typing import Any
 
 import jsonschema
 import pytest
+from hypothesis import given, settings
 
 from rota.core.errors import RequestError
 from rota.grammar import texts
-from tests.grammar.formats import FORMATS
-from tests.grammar.matching import drawn, takes
+from tests.grammar.matching import FORMATS, drawn, takes
+from tests.grammar.random_schemas import SCHEMAS
 
 NULL = {"type": "null"}
 TRUE_OR_FALSE = {"type": "boolean"}
@@ -147,3 +148,16 @@ def test_answers_meet_the_schema(name: str) -> None:
     assert len(whole) >= 27
     validator = jsonschema.Draft202012Validator(schema, format_checker=FORMATS)
     assert [text for text in whole if not validator.is_valid(json.loads(text))] == []
+
+
+# ── random schemas ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(schema=SCHEMAS)
+def test_answers_drawn_by_chance_meet_their_schema(schema: dict[str, Any]) -> None:
+    grammar = texts.json_schema(schema, "json")
+    validator = jsonschema.Draft202012Validator(schema, format_checker=FORMATS)
+    for seed in range(3):
+        answer = drawn(grammar, Random(seed))
+        assert not answer.is_whole or validator.is_valid(json.loads(answer.text)), answer.text
