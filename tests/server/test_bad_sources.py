@@ -30,8 +30,7 @@ from tests.server.applications import made_app, running
 from tests.server.engines import REPLICAS, threads
 from tests.server.letters import error_of
 from tests.sources.hub_server import TOKEN, HubServer, hub_server
-from tests.sources.s3_front import S3Front, s3_front
-from tests.sources.s3_server import SECRET, S3Server, s3_server
+from tests.sources.s3_server import SECRET, S3Front, S3Server, s3_front, s3_server
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import TIMEOUT_S
 

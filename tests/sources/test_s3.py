@@ -14,8 +14,7 @@ from rota.sources.disk_cache import DiskCache
 from rota.sources.object_store import ObjectStore, _opened
 from rota.sources.source import ChangedError, SourceError, UnreachableError
 from rota.sources.sources import Sources
-from tests.sources.s3_front import S3Front, s3_front
-from tests.sources.s3_server import SECRET, S3Server
+from tests.sources.s3_server import SECRET, S3Front, S3Server, s3_front
 from tests.sources.shelf import adapter_files
 from tests.waiting import TIMEOUT_S
 
