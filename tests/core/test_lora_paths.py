@@ -1,9 +1,10 @@
-"""--lora-paths takes three forms, and says what is wrong with a fourth."""
+"""--lora-paths takes three forms, and says what is wrong with a fourth; adapters are listed in words."""
 
 from __future__ import annotations
 
 import pytest
 
+from rota.core.adapter import MOST_LISTED, listed
 from rota.core.config import LoraConfig
 from rota.core.errors import ConfigError
 from rota.core.lora_paths import LoraPath, parse_lora_path, parse_lora_paths
@@ -91,3 +92,13 @@ def test_options_take_words_and_lists():
         with pytest.raises(ConfigError) as refusal:
             options_of(LoraConfig)[name].check(value)
         assert str(refusal.value) == sentence
+
+
+# ── in words ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_sentence_lists_names_but_never_thousands():
+    names = [f"a{number}" for number in range(10_000)]
+    assert listed([]) == "none"
+    assert listed(names[:MOST_LISTED]) == ", ".join(names[:MOST_LISTED])
+    assert listed(names).endswith(f"a{MOST_LISTED - 1} and 9,950 more")

@@ -1,3 +1,5 @@
+"""Options come from the dataclasses of the configuration, which refuse what cannot be."""
+
 from __future__ import annotations
 
 import pytest
@@ -47,3 +49,10 @@ def test_an_unknown_name_is_refused_with_the_one_that_was_meant():
         refuse_unknown({"kv_blocksize": 16}, *CONFIGS)
     with pytest.raises(ConfigError, match="the options are model_path, load_format"):
         refuse_unknown({"zzz": 1}, *CONFIGS)
+
+
+@pytest.mark.parametrize("name", ["tensor_parallel_size", "data_parallel_size"])
+def test_no_device_at_all_is_refused(name):
+    assert getattr(ModelConfig(**{name: 4}), name) == 4
+    with pytest.raises(ConfigError, match=f"{name} must be at least 1, not 0"):
+        ModelConfig(**{name: 0})
