@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from typing import TypeVar
 
 from rota.core.config import EngineConfig
 from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, Event, Finished
 from rota.core.ids import RequestId
 from rota.runtime.blame import Blame
 from rota.runtime.process import EngineProcess
-from rota.runtime.service import BuildDevice
+from rota.runtime.service import BuildDevice, Service
 from rota.runtime.supervisor import NewEngine, SupervisedService
 from rota.runtime.timeouts import EngineTimeouts
 from tests.builders import capacity
@@ -23,6 +24,7 @@ from tests.waiting import TIMEOUT_S
 LONG = 100_000
 SLOW = partial(FakeDevice, capacity=capacity(blocks=10 * LONG // 16, max_sequence_tokens=2 * LONG), step_s=0.02)
 
+AnyService = TypeVar("AnyService", bound=Service)
 AdapterEvent = AdapterAdded | AdapterRefused | AdapterRemoved
 
 
@@ -63,18 +65,25 @@ class Listener:
             assert self._changed.wait_for(claim, timeout_s), f"not within {timeout_s} s: {self.events[-3:]}"
 
 
+Heard = AbstractContextManager[tuple[SupervisedService, Listener]]
+
+
 @contextmanager
+def heard(service: AnyService) -> Iterator[tuple[AnyService, Listener]]:
+    """A service that has been started and stops with the block, and a listener to its events."""
+    listener = Listener()
+    service.start(listener)
+    try:
+        yield service, listener
+    finally:
+        service.stop()
+
+
 def supervised(
     build_device: BuildDevice,
     timeouts: EngineTimeouts | None = None,
     new_engine: NewEngine = EngineProcess,
     config: EngineConfig | None = None,
     blame: Blame | None = None,
-) -> Iterator[tuple[SupervisedService, Listener]]:
-    listener = Listener()
-    service = SupervisedService(build_device, config or EngineConfig(), timeouts, new_engine, blame=blame)
-    service.start(listener)
-    try:
-        yield service, listener
-    finally:
-        service.stop()
+) -> Heard:
+    return heard(SupervisedService(build_device, config or EngineConfig(), timeouts, new_engine, blame=blame))

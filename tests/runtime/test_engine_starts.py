@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +23,7 @@ from rota.runtime.watch import Death, OnEvents, OnReady, OnWaiting, Watch
 from rota.start import START
 from tests.builders import submit
 from tests.fakes import FakeDevice
-from tests.runtime.services import Listener, supervised
+from tests.runtime.services import Heard, heard, supervised
 from tests.waiting import TIMEOUT_S, hang, until
 
 
@@ -69,15 +67,8 @@ class PlacedEngine(EngineProcess):
         return watch.until_death()
 
 
-@contextmanager
-def waiting(build: BuildDevice, place: Place, timeouts: EngineTimeouts) -> Iterator[tuple[SupervisedService, Listener]]:
-    service = SupervisedService(build, EngineConfig(), timeouts, partial(PlacedEngine, place))
-    listener = Listener()
-    service.start(listener)
-    try:
-        yield service, listener
-    finally:
-        service.stop()
+def waiting(build: BuildDevice, place: Place, timeouts: EngineTimeouts) -> Heard:
+    return heard(SupervisedService(build, EngineConfig(), timeouts, partial(PlacedEngine, place)))
 
 
 def test_the_state_says_what_an_engine_without_a_place_waits_for_and_the_log_says_it_once(caplog):
@@ -125,16 +116,9 @@ def build_told() -> FakeDevice:
     return FakeDevice(stages=(Stage("rank", float(told.rank), 1.0),))
 
 
-@contextmanager
-def serving(build_device: BuildDevice, first: Looked) -> Iterator[tuple[SupervisedService, Listener]]:
+def serving(build_device: BuildDevice, first: Looked) -> Heard:
     timeouts = EngineTimeouts(quick_death_s=0.0)
-    look = AdapterLook(first.result)
-    service, listener = SupervisedService(build_device, EngineConfig(), timeouts, first=look), Listener()
-    service.start(listener)
-    try:
-        yield service, listener
-    finally:
-        service.stop()
+    return heard(SupervisedService(build_device, EngineConfig(), timeouts, first=AdapterLook(first.result)))
 
 
 def test_an_engine_waits_for_it_and_messages_that_came_before_are_kept():

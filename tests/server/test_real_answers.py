@@ -17,31 +17,19 @@ import pytest
 
 from rota import LLM, SamplingParams
 from rota.core.lora_paths import LoraPath
-from rota.llm.config import build_device, engine_config
-from rota.runtime.client import EngineClient
-from rota.runtime.registry import Registry
-from rota.text.tokenizer import Tokenizer
 from tests.engine.lora.adapter_factory import make_adapter
 from tests.engine.model_factory import make_tiny_model
-from tests.server.applications import made_app, running
-from tests.server.engines import engines
 from tests.server.letters import error_of, events_of
+from tests.server.models import TINY, serving_model
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import TIMEOUT_S
 
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     folder = tmp_path_factory.mktemp("tiny")
     make_adapter(folder / "pirate", make_tiny_model(write_byte_tokenizer(folder), "smollm2"))
-    options = {"device": "cpu", "dtype": "float32", "kv_blocks": 128, "max_running_requests": 8}
-    config = engine_config({**options, "model_path": str(folder)}, quiet=True)
-    registry = Registry("tiny", str(folder))
-    adapter = registry.add(LoraPath(name="pirate", path=str(folder / "pirate")))
-    service = EngineClient(engines(partial(build_device, config), config), [adapter])
-    app = made_app(service, Tokenizer(folder), registry, has_grammars=True)
-    with running(app) as url, httpx.Client(base_url=url) as client:
-        service.wait_until_ready(TIMEOUT_S)
+    pirate = LoraPath(name="pirate", path=str(folder / "pirate"))
+    with serving_model(folder, [pirate], has_grammars=True, kv_blocks=128, max_running_requests=8) as client:
         yield client
 
 
@@ -272,23 +260,14 @@ def test_adapters_answer_over_http_as_they_do_offline(tmp_path):
     folder = write_byte_tokenizer(tmp_path / "tiny")
     model = make_tiny_model(folder, "smollm2")
     paths = {name: str(make_adapter(tmp_path / name, model, seed)) for seed, name in enumerate(("pirate", "poet"))}
-    options = {"device": "cpu", "dtype": "float32", "kv_blocks": 64, "max_running_requests": 4}
-    offline = LLM(folder, adapters=paths, quiet=True, **options).generate(
+    offline = LLM(folder, adapters=paths, quiet=True, **TINY).generate(
         [PROMPT] * 3, replace(GREEDY, prompt_logprobs=0), adapter=[None, "pirate", "poet"]
     )
 
-    config = engine_config({"model_path": str(folder), **options}, quiet=True)
-    registry = Registry("tiny", str(folder))
-    service = EngineClient(
-        engines(partial(build_device, config), config),
-        [registry.add(LoraPath(name="pirate", path=paths["pirate"]))],
-    )
     with (
-        running(made_app(service, Tokenizer(folder), registry)) as url,
-        httpx.Client(base_url=url) as client,
+        serving_model(folder, [LoraPath(name="pirate", path=paths["pirate"])]) as client,
         ThreadPoolExecutor(3) as threads,
     ):
-        service.wait_until_ready(TIMEOUT_S)
         loaded = client.post("/v1/load_lora_adapter", json={"lora_name": "poet", "lora_path": paths["poet"]})
         missing = client.post("/v1/load_lora_adapter", json={"lora_name": "owl", "lora_path": str(tmp_path / "owl")})
         wanted = {"prompt": PROMPT, "temperature": 0, "max_tokens": 24, "ignore_eos": True}

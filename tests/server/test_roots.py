@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +15,16 @@ from rota.core.adapter import Adapter
 from rota.core.lora_paths import LoraPath
 from rota.core.messages import AdapterFailed, Message
 from rota.core.plan import StepPlan
-from rota.llm.config import build_device, engine_config
-from rota.runtime.client import EngineClient
-from rota.runtime.registry import Registry
-from rota.server.access.access import Access
-from rota.server.access.key_file import read_keys
 from rota.server.access.keys import Key, KeyRing, digest_of
-from rota.text.tokenizer import Tokenizer
 from tests.engine.lora.adapter_factory import make_adapter
 from tests.engine.model_factory import make_tiny_model
 from tests.fakes import FakeDevice, FakeTicket
-from tests.server.applications import made_app, running
-from tests.server.engines import engines
 from tests.server.letters import error_of, events_of, serving
+from tests.server.models import serving_model
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import TIMEOUT_S
+
+SMALL = {"kv_blocks": 32, "max_running_requests": 2}
+
 
 # ── the root of a server ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -52,17 +46,8 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def rooted(folder) -> Iterator[httpx.Client]:
-    options = {"device": "cpu", "dtype": "float32", "kv_blocks": 32, "max_running_requests": 2}
-    options |= {"model_path": str(folder / "tiny"), "adapter_root": str(folder / "root")}
-    config = engine_config(options, quiet=True)
-    registry = Registry("tiny", str(folder / "tiny"))
-    builtin = registry.add(LoraPath(name="parrot", path=str(folder / "secret"), is_builtin=True))
-    service = EngineClient(engines(partial(build_device, config), config), [builtin])
-    with (
-        running(made_app(service, Tokenizer(folder / "tiny"), registry)) as url,
-        httpx.Client(base_url=url) as client,
-    ):
-        service.wait_until_ready(TIMEOUT_S)
+    builtin = LoraPath(name="parrot", path=str(folder / "secret"), is_builtin=True)
+    with serving_model(folder / "tiny", [builtin], adapter_root=str(folder / "root"), **SMALL) as client:
         yield client
 
 
@@ -185,22 +170,8 @@ def root(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def client(root) -> Iterator[httpx.Client]:
-    file = root.parent / "keys.toml"
-    file.write_text(KEYS)
-    file.chmod(0o600)
-    folder = root.parent / "tiny"
-    options = {"device": "cpu", "dtype": "float32", "kv_blocks": 32, "max_running_requests": 2}
-    options |= {"model_path": str(folder), "adapter_root": str(root)}
-    config = engine_config(options, quiet=True)
-    registry = Registry("tiny", str(folder))
-    parrot = registry.add(LoraPath(name="parrot", path="parrot"))
-    service = EngineClient(engines(partial(build_device, config), config), [parrot])
-    access = Access(registry, read_keys([], str(file), str(root)))
-    with (
-        running(made_app(service, Tokenizer(folder), registry, access=access)) as url,
-        httpx.Client(base_url=url) as client,
-    ):
-        service.wait_until_ready(TIMEOUT_S)
+    parrot = LoraPath(name="parrot", path="parrot")
+    with serving_model(root.parent / "tiny", [parrot], KEYS, adapter_root=str(root), **SMALL) as client:
         yield client
 
 

@@ -20,7 +20,7 @@ from rota.runtime.service import Service, ServicePhase
 from tests.builders import submit
 from tests.fakes import FakeDevice, alphabet
 from tests.processes import PIPE, Program, marked, started
-from tests.runtime.services import SLOW, Listener
+from tests.runtime.services import SLOW, Listener, heard
 from tests.waiting import line_of, until
 
 PROGRAM = Path(__file__).with_name("nodes_program.py")
@@ -107,13 +107,9 @@ def config_on(nodes: RayNodes, **model: Any) -> EngineConfig:
 @contextmanager
 def served(nodes: RayNodes, **model: Any) -> Iterator[tuple[Service, Listener]]:
     """A service with three replicas, each on a node of its own, that is ready."""
-    service, listener = ray_service(config_on(nodes, **model), ServerConfig(), slow_device), Listener()
-    service.start(listener)
-    try:
+    with heard(ray_service(config_on(nodes, **model), ServerConfig(), slow_device)) as (service, listener):
         service.wait_until_ready()
         yield service, listener
-    finally:
-        service.stop()
 
 
 def all_serve(service: Service, replicas: int = 3) -> bool:

@@ -6,8 +6,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,7 @@ from rota.runtime.ranks.meeting import Meeting
 from rota.runtime.supervisor import SupervisedService
 from rota.runtime.timeouts import EngineTimeouts
 from tests.fakes import FakeDevice, FakeTicket, alphabet
-from tests.runtime.services import SLOW, Listener
+from tests.runtime.services import SLOW, Heard, heard
 from tests.waiting import until
 
 
@@ -66,22 +65,15 @@ def _note_of(folder: Path, rank: int, replica: int) -> Path:
     return folder / f"rank{rank} of replica{replica}"
 
 
-@contextmanager
 def supervised_ranks(
     make_device: Callable[[EngineConfig], Any],
     size: int = 2,
     timeouts: EngineTimeouts | None = None,
     rank_timeouts: EngineTimeouts | None = None,
     depth: Literal[1, 2] = 2,
-) -> Iterator[tuple[SupervisedService, Listener]]:
+) -> Heard:
     config = config_of(size, depth)
-    service = SupervisedService(partial(build_ranks, make_device, config, rank_timeouts), config, timeouts)
-    listener = Listener()
-    service.start(listener)
-    try:
-        yield service, listener
-    finally:
-        service.stop()
+    return heard(SupervisedService(partial(build_ranks, make_device, config, rank_timeouts), config, timeouts))
 
 
 class LateCopies(FakeDevice):

@@ -30,7 +30,7 @@ from tests.engine.model_factory import make_tiny_model
 from tests.fakes import outputs
 from tests.in_process import InProcessService
 from tests.processes import is_alive, marked
-from tests.runtime.services import Listener
+from tests.runtime.services import Listener, heard
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import until
 
@@ -58,17 +58,13 @@ def with_ranks(config: EngineConfig, size: int) -> EngineConfig:
 
 @contextmanager
 def serving(service: Service, config: EngineConfig) -> Iterator[Listener]:
-    listener = Listener()
-    service.start(listener)
-    try:
+    with heard(service) as (_, listener):
         for number in range(1, ADAPTERS + 1):
-            path = Path(config.model.model_path).parent / str(number)
+            path = str(Path(config.model.model_path).parent / str(number))
             service.send(
-                AddAdapter(adapter=Adapter(adapter_id=AdapterId(number), name=f"a{number}", path=str(path)), at=0.0)
+                AddAdapter(adapter=Adapter(adapter_id=AdapterId(number), name=f"a{number}", path=path), at=0.0)
             )
         yield listener
-    finally:
-        service.stop()
 
 
 def asked(round: str) -> list[Request]:

@@ -31,7 +31,7 @@ from tests.builders import abort, add_adapter, submit
 from tests.fakes import FakeDevice, FakeTicket, continuation, endings, outputs
 from tests.processes import is_alive
 from tests.runtime.replicas.fakes import DoomedDevice, FolderDevice
-from tests.runtime.services import LONG, SLOW, Listener
+from tests.runtime.services import LONG, SLOW, Listener, heard
 from tests.server.engines import configs, pids_of
 from tests.waiting import until
 
@@ -44,13 +44,9 @@ def replicated(
 ) -> Iterator[tuple[ReplicatedService, Listener]]:
     """Requests go to the replicas in turn."""
     engines = [SupervisedService(build, one, timeouts) for one in configs(None, replicas)]
-    service, listener = ReplicatedService(engines, Router(replicas, "round-robin")), Listener()
-    service.start(listener)
-    try:
+    with heard(ReplicatedService(engines, Router(replicas, "round-robin"))) as (service, listener):
         service.wait_until_ready()
         yield service, listener
-    finally:
-        service.stop()
 
 
 def add(service: ReplicatedService, listener: Listener, *numbers: int, path: str = "adapters/x") -> None:

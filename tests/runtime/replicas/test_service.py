@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 
 import pytest
@@ -22,21 +22,15 @@ from rota.runtime.service import BuildDevice, ServicePhase
 from tests.builders import abort, add_adapter, submit
 from tests.fakes import FakeDevice, continuation, endings, folded, outputs
 from tests.in_process import InProcessService
-from tests.runtime.services import LONG, SLOW, Listener
+from tests.runtime.services import LONG, SLOW, Listener, heard
 from tests.server.engines import configs
 from tests.waiting import TIMEOUT_S, until
 
 
-@contextmanager
-def replicated(*builds: BuildDevice) -> Iterator[tuple[ReplicatedService, Listener]]:
+def replicated(*builds: BuildDevice) -> AbstractContextManager[tuple[ReplicatedService, Listener]]:
     """One replica for each way to build a device; requests go to them in turn."""
     replicas = [InProcessService(build, one) for build, one in zip(builds, configs(None, len(builds)), strict=True)]
-    service, listener = ReplicatedService(replicas, Router(len(builds), "round-robin")), Listener()
-    service.start(listener)
-    try:
-        yield service, listener
-    finally:
-        service.stop()
+    return heard(ReplicatedService(replicas, Router(len(builds), "round-robin")))
 
 
 def engines_of(listener: Listener) -> set[int]:

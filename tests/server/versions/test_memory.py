@@ -6,7 +6,6 @@ import gc
 import tempfile
 from collections import Counter, deque
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,12 @@ import httpx
 import pytest
 
 from rota.core.lora_paths import LoraPath
-from rota.llm.config import build_device, engine_config
-from rota.runtime.client import EngineClient
-from rota.runtime.registry import Registry
-from rota.text.tokenizer import Tokenizer
 from tests.engine.lora.adapter_factory import make_adapter
 from tests.engine.model_factory import make_tiny_model
-from tests.server.applications import made_app, running
-from tests.server.engines import engines
+from tests.server.models import serving_model
 from tests.server.versions.serving import ask, put, send, versions
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import TIMEOUT_S, until
+from tests.waiting import until
 
 # More than the history of a name holds, and than any queue of recent things that a few updates fill.
 FIRST, THEN = 30, 60
@@ -36,17 +30,7 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Cl
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     folder = write_byte_tokenizer(tmp_path / "tiny")
     path = make_adapter(tmp_path / "poet", make_tiny_model(folder, "smollm2"))
-    options = {"device": "cpu", "dtype": "float32", "kv_blocks": 64, "max_running_requests": 4}
-    config = engine_config({"model_path": str(folder), **options}, quiet=True)
-    registry = Registry("tiny", str(folder))
-    service = EngineClient(
-        engines(partial(build_device, config), config), [registry.add(LoraPath(name="poet", path=str(path)))]
-    )
-    with (
-        running(made_app(service, Tokenizer(folder), registry)) as url,
-        httpx.Client(base_url=url) as client,
-    ):
-        service.wait_until_ready(TIMEOUT_S)
+    with serving_model(folder, [LoraPath(name="poet", path=str(path))]) as client:
         yield client
 
 
