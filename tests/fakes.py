@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from rota.core.adapter import Adapter
 from rota.core.capacity import Capacity
 from rota.core.config import EngineConfig
+from rota.core.errors import ModelError
 from rota.core.events import Event, Finished, Produced
 from rota.core.ids import BASE, AdapterId, BlockId, RequestId, Row, Slot
 from rota.core.messages import AdapterFailed, AdapterFetched, AdapterReady, Message
@@ -214,6 +215,10 @@ def _logprobs(token: int, count: int | None) -> TokenLogprobs:
 def spelling_device(_: EngineConfig) -> FakeDevice:
     """For a server in a program of its own, whose engine's process looks the function up by its name."""
     return FakeDevice(next_token=alphabet)
+
+
+def no_such_model() -> FakeDevice:
+    raise ModelError("There is no model in /nowhere.")
 
 
 def outputs(events: Iterable[Event]) -> dict[RequestId, list[int]]:

@@ -9,12 +9,10 @@ import pytest
 
 from benchmarks.h200 import starts
 from benchmarks.h200.__main__ import main
-from benchmarks.h200.assets import make_assets
 from benchmarks.h200.loads import beside_loads
 from benchmarks.h200.over_http import scenario_toml
 from benchmarks.h200.peers import TARGETS
 from benchmarks.h200.runs import all_runs, choose, within
-from benchmarks.h200.shapes import SHAPES
 from benchmarks.h200.timed import Step
 from rota.core.errors import ConfigError
 from rota.core.events import SlotChanged, SlotState
@@ -22,13 +20,6 @@ from rota.core.ids import AdapterId, Slot
 from rota.sim.calibrate import read_timings
 from rota.sim.cost import read_cost
 from rota.workload.scenario import Client, HeavyTail, Scenario, read_scenario
-
-
-@pytest.fixture(scope="module")
-def assets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("assets") / "tiny"
-    make_assets(folder, SHAPES["tiny"])
-    return folder
 
 
 def measure(assets: Path, out: Path, *flags: str) -> int:

@@ -9,19 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.h200.assets import make_assets
 from benchmarks.h200.gaps import GapWatch, gaps_apart, gaps_of
-from benchmarks.h200.shapes import SHAPES
 from benchmarks.h200.update_calls import WEIGHTS, in_memory
 from benchmarks.h200.update_steps import compared
 from benchmarks.h200.updates import main
-
-
-@pytest.fixture(scope="module")
-def assets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("assets") / "tiny"
-    make_assets(folder, SHAPES["tiny"])
-    return folder
 
 
 def measure(assets: Path, out: Path, part: str, *flags: str) -> dict:

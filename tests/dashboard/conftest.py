@@ -1,11 +1,16 @@
-"""A real browser for tests that look at the page; without a Chromium on this machine they are skipped."""
+"""A stage for each test, and a real browser for those that look at the page; without a Chromium they are skipped."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tests.dashboard.stage import stage
 
 ARGUMENTS = (
     "--headless",
@@ -31,3 +36,9 @@ def browser() -> Iterator[object]:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
         yield browser
         browser.close()
+
+
+@pytest.fixture
+def on_stage(tmp_path: Path) -> Iterator[Callable[..., AbstractContextManager[Any]]]:
+    with ExitStack() as stack:
+        yield lambda **given: stack.enter_context(stage(tmp_path, **given))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -91,3 +91,9 @@ def stage(
             yield Stage(url, service, registry, viewers, pool)
         finally:
             service.stop()  # so that whoever is still open need not be waited for
+
+
+def breaks_at_forty(tokens: Sequence[int]) -> int:
+    if len(tokens) > 40:
+        raise ZeroDivisionError("a kernel went wrong")
+    return alphabet(tokens)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -18,8 +17,7 @@ from rota.server.access.keys import Key
 from rota.sim.cost import read_cost
 from rota.sim.run import Simulation, adapter_name
 from rota.workload.scenario import Client, Scenario
-from tests.dashboard.stage import roomy, stage
-from tests.fakes import alphabet
+from tests.dashboard.stage import breaks_at_forty, roomy
 from tests.runtime.services import LONG
 from tests.waiting import TIMEOUT_S, until
 
@@ -46,12 +44,6 @@ def open_page(browser):
         yield open_page
     assert errors == []
     assert strangers == []
-
-
-@pytest.fixture
-def on_stage(tmp_path):
-    with ExitStack() as stack:
-        yield lambda **given: stack.enter_context(stage(tmp_path, **given))
 
 
 def figure(page, name: str) -> str:
@@ -310,12 +302,6 @@ def test_an_engine_that_is_down_says_why(on_stage, open_page):
         made.service.wait_until_ready()
 
     assert "The engine is down. The engine was stopped." in page.locator("#banner").inner_text()
-
-
-def breaks_at_forty(tokens: Sequence[int]) -> int:
-    if len(tokens) > 40:
-        raise ZeroDivisionError("a kernel went wrong")
-    return alphabet(tokens)
 
 
 @pytest.mark.usefixtures("capsys")

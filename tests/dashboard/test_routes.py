@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 import time
-from contextlib import ExitStack, aclosing
+from contextlib import aclosing
 
 import httpx
 import pytest
@@ -19,14 +19,8 @@ from rota.runtime.registry import Registry
 from rota.runtime.service import ServicePhase, ServiceState
 from rota.server.access.keys import Key
 from tests.builders import capacity
-from tests.dashboard.stage import Stage, stage
+from tests.dashboard.stage import Stage
 from tests.waiting import TIMEOUT_S, until
-
-
-@pytest.fixture
-def on_stage(tmp_path):
-    with ExitStack() as stack:
-        yield lambda **given: stack.enter_context(stage(tmp_path, **given))
 
 
 def first_frame(made: Stage, **headers: str) -> dict[str, object]:

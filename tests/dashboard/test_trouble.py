@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,7 @@ import pytest
 
 from rota.core.errors import Fault, FaultCode
 from rota.server.errors import ERROR_KINDS, note
-from tests.dashboard.stage import Stage, stage
-from tests.fakes import alphabet
+from tests.dashboard.stage import Stage, breaks_at_forty, stage
 from tests.waiting import until
 
 SECRET = "my grandmother's maiden name"
@@ -23,12 +21,6 @@ def errors_of(made: Stage) -> dict[str, dict[str, Any]]:
     with httpx.stream("GET", f"{made.url}/dashboard/events?window=300") as reply:
         frame = json.loads(next(reply.iter_lines()).removeprefix("data: "))
     return {row["kind"]: row for row in frame["errors"]}
-
-
-def breaks_at_forty(tokens: Sequence[int]) -> int:
-    if len(tokens) > 40:
-        raise ZeroDivisionError("a kernel went wrong")
-    return alphabet(tokens)
 
 
 @pytest.mark.parametrize("code", FaultCode)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rota.core.config import EngineConfig
-from rota.core.errors import AdapterError, EngineDiedError, FaultCode, ModelError, RequestError
+from rota.core.errors import AdapterError, EngineDiedError, FaultCode, RequestError
 from rota.core.events import (
     AdapterAdded,
     AdapterRefused,
@@ -30,7 +30,7 @@ from rota.runtime.live import MOST_CHECKED
 from rota.runtime.service import BuildDevice, Service, ServicePhase
 from rota.runtime.supervisor import SupervisedService
 from tests.builders import abort, add_adapter, submit
-from tests.fakes import FakeDevice, FakeTicket, folded
+from tests.fakes import FakeDevice, FakeTicket, folded, no_such_model
 from tests.in_process import InProcessService
 from tests.runtime.services import Listener
 from tests.waiting import TIMEOUT_S, until
@@ -118,10 +118,6 @@ def test_an_adapter_that_is_refused_keeps_it_from_starting():
         service.wait_until_ready()
     assert (service.state.phase, service.state.reason) == (ServicePhase.DOWN, "broken is broken.")
     service.stop()
-
-
-def no_such_model() -> FakeDevice:
-    raise ModelError("There is no model in /nowhere.")
 
 
 def test_an_engine_that_cannot_start_says_why_before_any_adapter_does():

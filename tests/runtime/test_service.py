@@ -6,11 +6,11 @@ from functools import partial
 import pytest
 
 from rota.core.config import EngineConfig
-from rota.core.errors import EngineDiedError, FaultCode, ModelError, RequestError
+from rota.core.errors import EngineDiedError, FaultCode, RequestError
 from rota.core.events import FinishReason
 from rota.runtime.service import BuildDevice, ServicePhase
 from tests.builders import abort, submit
-from tests.fakes import FakeDevice, continuation, outputs
+from tests.fakes import FakeDevice, continuation, no_such_model, outputs
 from tests.in_process import InProcessService
 from tests.runtime.services import LONG, SLOW, Listener
 from tests.waiting import TIMEOUT_S
@@ -79,10 +79,6 @@ def test_events_come_from_one_thread(slow, listener):
         listener.wait_for_ending(name)
 
     assert len(listener.threads) == 1
-
-
-def no_such_model() -> FakeDevice:
-    raise ModelError("There is no model in /nowhere.")
 
 
 def test_a_device_that_cannot_be_built_says_why_to_all_who_ask(listener):

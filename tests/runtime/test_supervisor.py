@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rota.core.adapter import Adapter
-from rota.core.errors import EngineDiedError, FaultCode, ModelError, RequestError
+from rota.core.errors import EngineDiedError, FaultCode, RequestError
 from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, EngineRestarted, FinishReason
 from rota.core.ids import AdapterId
 from rota.core.messages import AddAdapter, Message, RemoveAdapter
@@ -25,7 +25,7 @@ from rota.runtime.supervisor import SupervisedService
 from rota.runtime.timeouts import EngineTimeouts, Silence
 from rota.start import START
 from tests.builders import abort, add_adapter, submit
-from tests.fakes import FakeDevice, FakeTicket, continuation, outputs
+from tests.fakes import FakeDevice, FakeTicket, continuation, no_such_model, outputs
 from tests.processes import Program, is_alive, started
 from tests.runtime.services import LONG, SLOW, Listener, supervised
 from tests.waiting import TIMEOUT_S, hang, line_of, until
@@ -193,10 +193,6 @@ def test_ctrl_c_is_left_to_the_parent():
         service.send(submit("a"))
 
         assert listener.wait_for_ending("a").reason is FinishReason.LENGTH
-
-
-def no_such_model() -> FakeDevice:
-    raise ModelError("There is no model in /nowhere.")
 
 
 def test_a_startup_failure_gives_its_sentence_and_is_not_tried_again():

@@ -11,6 +11,8 @@ import pytest
 
 from rota.runtime.children import freeze_heap
 from rota.server.calls import reading_room
+from tests.fakes import FakeDevice
+from tests.server.letters import letters_device
 from tests.waiting import TIMEOUT_S
 
 
@@ -37,3 +39,9 @@ def frozen_heap() -> Iterator[None]:
     freeze_heap()
     yield
     gc.unfreeze()
+
+
+@pytest.fixture(scope="module")
+def device() -> FakeDevice:
+    """The device behind a file's server of letters."""
+    return letters_device()

@@ -16,7 +16,6 @@ from rota.server.access.access import Access
 from rota.server.access.exposure import check_exposure, describe, is_local_name, is_loopback, load_refusal
 from rota.server.access.keys import Key, KeyRing, digest_of
 from rota.text.tokenizer import Tokenizer
-from tests.fakes import FakeDevice
 from tests.server.applications import made_app, running
 from tests.server.engines import Heedful, engines
 from tests.server.letters import error_of, letters_device, serving
@@ -39,11 +38,6 @@ SPARING = Key("sparing", may_operate=False, tokens_per_minute=40)
 RING = KeyRing({digest_of(key.name): key for key in (OPERATOR, ACME, BIRDS, SLOW, SPARING)})
 ADAPTERS = ("pirate", "parrot", "acme-poet")
 PROMPT = {"prompt": "abc", "max_tokens": 3}
-
-
-@pytest.fixture(scope="module")
-def device() -> FakeDevice:
-    return letters_device()
 
 
 @pytest.fixture(scope="module")

@@ -6,16 +6,11 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.fakes import FakeDevice
-from tests.server.letters import CONTEXT, error_of, events_of, letters_device, serving, steps_made
+from tests.server.letters import CONTEXT, error_of, events_of, serving, steps_made
+from tests.server.speaker import prompt_of
 
 Ask = Callable[..., httpx.Response]
 HELLO = [{"role": "user", "content": "ab"}]
-
-
-@pytest.fixture(scope="module")
-def device() -> FakeDevice:
-    return letters_device()
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +25,6 @@ def ask(client) -> Ask:
         return client.post("/v1/chat/completions", json={"messages": messages, "temperature": 0, **fields})
 
     return ask
-
-
-def prompt_of(device: FakeDevice) -> str:
-    """What the model was last asked to continue."""
-    seat = [seat for plan in device.plans for seat in plan.seats][-1]
-    return bytes(seat.tokens[: seat.prompt_length]).decode()
 
 
 def test_a_conversation_is_rendered_by_the_models_template_and_continued(ask, device):

@@ -8,15 +8,10 @@ import pytest
 
 from tests.fakes import FakeDevice
 from tests.server.endless import ENDLESS, endless_device
-from tests.server.letters import Gate, counts, events_in, events_of, has_ended, letters_device, raw_ask, serving
+from tests.server.letters import Gate, counts, events_in, events_of, has_ended, raw_ask, serving
 from tests.waiting import until
 
 Ask = Callable[..., httpx.Response]
-
-
-@pytest.fixture(scope="module")
-def device() -> FakeDevice:
-    return letters_device()
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,7 @@ from openai import OpenAI
 
 from rota.core.ids import BASE
 from rota.server.access.keys import Key, KeyRing, digest_of
-from tests.fakes import FakeDevice
-from tests.server.letters import CONTEXT, counts, error_of, has_ended, letters_device, raw_ask, serving
+from tests.server.letters import CONTEXT, counts, error_of, has_ended, raw_ask, serving
 from tests.waiting import TIMEOUT_S, until
 
 KEYS = KeyRing(
@@ -25,11 +24,6 @@ KEYS = KeyRing(
         digest_of("sk-few"): Key("few", tokens_per_minute=5),
     }
 )
-
-
-@pytest.fixture(scope="module")
-def device() -> FakeDevice:
-    return letters_device()
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import pytest
 from fastapi import FastAPI
 
 from rota.core.config import EngineConfig, SchedulerConfig
-from rota.core.errors import EngineDiedError, ModelError
+from rota.core.errors import EngineDiedError
 from rota.core.standstill import StoodStill
 from rota.runtime.registry import Registry
 from rota.runtime.replicas.roster import joint_state
@@ -24,7 +24,7 @@ from rota.server.app import PROBES
 from rota.server.route import add_routes
 from rota.text.tokenizer import Tokenizer
 from tests.builders import capacity
-from tests.fakes import FakeDevice
+from tests.fakes import FakeDevice, no_such_model
 from tests.server.applications import made_app, running
 from tests.server.endless import ENDLESS, endless_device
 from tests.server.engines import REPLICAS, as_of_one, engines
@@ -48,10 +48,6 @@ def serve(tmp_path):
             return stack.enter_context(httpx.Client(base_url=url)), service
 
         yield serve
-
-
-def no_such_model() -> FakeDevice:
-    raise ModelError("There is no model in /nowhere.")
 
 
 @pytest.mark.parametrize("path", ["/health", "/readyz"])

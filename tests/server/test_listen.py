@@ -21,7 +21,7 @@ import httpx
 import pytest
 
 from rota.core.config import ServerConfig
-from rota.core.errors import AdapterError, ConfigError, EngineDiedError, ModelError
+from rota.core.errors import AdapterError, ConfigError, EngineDiedError
 from rota.core.lora_paths import LoraPath
 from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
@@ -31,7 +31,7 @@ from rota.server.door.door import Door, hold_port
 from rota.server.listen import GracefulServer, listen
 from rota.text.tokenizer import Tokenizer
 from tests.engine.model_factory import make_tiny_model
-from tests.fakes import FakeDevice
+from tests.fakes import FakeDevice, no_such_model
 from tests.processes import PIPE, Program, started
 from tests.server.applications import made_app
 from tests.server.endless import ENDLESS, endless_device
@@ -83,10 +83,6 @@ def test_a_signal_ends_listening_once_it_has_been_announced(tmp_path, number):
     listen_with(FakeDevice, tmp_path, announce)
 
     assert heard == [{"status": "ready"}]
-
-
-def no_such_model() -> FakeDevice:
-    raise ModelError("There is no model in /nowhere.")
 
 
 def test_a_service_that_cannot_start_ends_listening_with_its_sentence(tmp_path):

@@ -11,17 +11,11 @@ import pytest
 
 from rota.server.access.keys import Key, KeyRing, digest_of
 from rota.server.messages.call import MessagesConversation, PromptFields, _translated
-from tests.fakes import FakeDevice
-from tests.server.letters import CONTEXT, letters_device, serving
+from tests.server.letters import CONTEXT, serving
 from tests.server.speaker import named_events_of, prompt_of
 
 HELLO = [{"role": "user", "content": "ab"}]
 KEYS = KeyRing({digest_of("sk-all"): Key("all"), digest_of("sk-slow"): Key("slow", requests_per_minute=1)})
-
-
-@pytest.fixture(scope="module")
-def device() -> FakeDevice:
-    return letters_device()
 
 
 @pytest.fixture(scope="module")

@@ -24,13 +24,8 @@ from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice, alphabet
 from tests.server.applications import made_app, running
 from tests.server.engines import REPLICAS, engines
-from tests.server.letters import CONTEXT, Gate, error_of, events_in, events_of, letters_device, serving
+from tests.server.letters import CONTEXT, Gate, error_of, events_in, events_of, serving
 from tests.tiny_tokenizer import write_byte_tokenizer
-
-
-@pytest.fixture(scope="module")
-def device() -> FakeDevice:
-    return letters_device()
 
 
 @pytest.fixture(scope="module")

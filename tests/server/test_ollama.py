@@ -10,16 +10,10 @@ import httpx
 import pytest
 
 from rota.server.ollama import OllamaFields
-from tests.fakes import FakeDevice
-from tests.server.letters import letters_device, serving
+from tests.server.letters import serving
 from tests.server.speaker import prompt_of
 
 HELLO = [{"role": "user", "content": "ab"}]
-
-
-@pytest.fixture(scope="module")
-def device() -> FakeDevice:
-    return letters_device()
 
 
 @pytest.fixture(scope="module")

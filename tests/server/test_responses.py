@@ -12,15 +12,9 @@ from openai import OpenAI
 
 from rota.server.answers.blocks import AnswerBlocks
 from rota.server.responses.writer import Output
-from tests.fakes import FakeDevice
-from tests.server.letters import CONTEXT, error_of, letters_device, serving
+from tests.server.letters import CONTEXT, error_of, serving
 from tests.server.speaker import call_of, deltas_of, named_events_of, prompt_of
 from tests.waiting import TIMEOUT_S
-
-
-@pytest.fixture(scope="module")
-def device() -> FakeDevice:
-    return letters_device()
 
 
 @pytest.fixture(scope="module")

@@ -24,11 +24,6 @@ Ask = Callable[..., httpx.Response]
 
 
 @pytest.fixture(scope="module")
-def device() -> FakeDevice:
-    return letters_device()
-
-
-@pytest.fixture(scope="module")
 def client(device, tmp_path_factory) -> Iterator[httpx.Client]:
     with serving(tmp_path_factory.mktemp("model"), device) as client:
         yield client

@@ -20,7 +20,7 @@ from rota.server.openai.chat_fields import read_chat
 from rota.server.openai.completions import read_completion
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice
-from tests.server.letters import error_of, letters_device, serving
+from tests.server.letters import error_of, serving
 from tests.tiny_tokenizer import write_byte_tokenizer
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "null"}}, "required": ["b"]}
@@ -202,11 +202,6 @@ def test_generate_names_the_field_with_its_place(source: Texts) -> None:
 
 
 Ask = Callable[..., httpx.Response]
-
-
-@pytest.fixture(scope="module")
-def device() -> FakeDevice:
-    return letters_device()
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import zmq
 
 from rota.core.adapter import Adapter
 from rota.core.config import EngineConfig
-from rota.core.errors import EngineDiedError, FaultCode, ModelError
+from rota.core.errors import EngineDiedError, FaultCode
 from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, EngineRestarted, FinishReason
 from rota.core.ids import AdapterId
 from rota.core.messages import AdapterFailed, Message, RemoveAdapter
@@ -27,7 +27,7 @@ from rota.runtime.supervisor import SupervisedService
 from rota.runtime.timeouts import EngineTimeouts
 from rota.runtime.wire import Ready, receive_all
 from tests.builders import abort, add_adapter, submit
-from tests.fakes import FakeDevice, continuation, outputs
+from tests.fakes import FakeDevice, continuation, no_such_model, outputs
 from tests.processes import is_alive
 from tests.runtime.cluster.elsewhere import HOST, Elsewheres, NearElsewhere
 from tests.runtime.services import LONG, SLOW, Listener, supervised
@@ -86,10 +86,6 @@ def test_an_engine_ends_with_the_process_that_started_it():
         elsewheres.all[0].kill()
 
         assert until(lambda: not is_alive(pid)), "the engine has outlived its parent"
-
-
-def no_such_model() -> FakeDevice:
-    raise ModelError("There is no model in /nowhere.")
 
 
 def test_last_words_of_a_start_arrive():

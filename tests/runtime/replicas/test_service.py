@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from rota.core.adapter import Adapter
-from rota.core.errors import EngineDiedError, FaultCode, ModelError, RequestError
+from rota.core.errors import EngineDiedError, FaultCode, RequestError
 from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, Event, FinishReason, Inspected, Produced
 from rota.core.ids import AdapterId
 from rota.core.messages import AdapterFailed, Inspect, Message, RemoveAdapter
@@ -20,7 +20,7 @@ from rota.runtime.replicas.router import Router
 from rota.runtime.replicas.service import ReplicatedService
 from rota.runtime.service import BuildDevice, ServicePhase
 from tests.builders import abort, add_adapter, submit
-from tests.fakes import FakeDevice, continuation, endings, folded, outputs
+from tests.fakes import FakeDevice, continuation, endings, folded, no_such_model, outputs
 from tests.in_process import InProcessService
 from tests.runtime.services import LONG, SLOW, Listener, heard
 from tests.server.engines import configs
@@ -134,10 +134,6 @@ def test_an_adapter_that_one_replica_cannot_read_is_refused_and_stays_nowhere():
         (AdapterAdded, 2),
         (AdapterRemoved, 2),
     ]
-
-
-def no_such_model() -> FakeDevice:
-    raise ModelError("There is no model in /nowhere.")
 
 
 def test_a_service_starts_with_all_its_replicas_or_not_at_all():
