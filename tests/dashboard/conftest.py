@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.dashboard.stage import stage
+from tests.dashboard.stage import Stage, stage
 
 ARGUMENTS = (
     "--headless",
@@ -39,6 +38,6 @@ def browser() -> Iterator[object]:
 
 
 @pytest.fixture
-def on_stage(tmp_path: Path) -> Iterator[Callable[..., AbstractContextManager[Any]]]:
+def on_stage(tmp_path: Path) -> Iterator[Callable[..., Stage]]:
     with ExitStack() as stack:
         yield lambda **given: stack.enter_context(stage(tmp_path, **given))
