@@ -13,6 +13,7 @@ from benchmarks.h200.loads import beside_loads
 from benchmarks.h200.over_http import scenario_toml
 from benchmarks.h200.peers import TARGETS
 from benchmarks.h200.runs import all_runs, choose, within
+from benchmarks.h200.shapes import SHAPES
 from benchmarks.h200.timed import Step
 from rota.core.errors import ConfigError
 from rota.core.events import SlotChanged, SlotState

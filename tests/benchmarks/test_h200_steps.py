@@ -24,7 +24,7 @@ from rota.core.plan import Chunk, Load, StepPlan, StepResult
 from rota.engine.step.frames import mixed_frame
 from rota.engine.step.graphs import StepGraphs
 from rota.sim.cost import LinearCost, read_cost
-from tests.engine.graph_stubs import no_graph
+from tests.engine.hand import no_graph
 
 # ── in few bits ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
