@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields
 from pathlib import PurePath
 from typing import Literal
 
 from rota.core.errors import ConfigError
-from rota.core.options import option
+from rota.core.options import at_least, option, refuse_unless
 
 # A scenario or a trace has its own values for these.
 RANDOM_ONLY = (
@@ -89,16 +88,14 @@ class BenchConfig:
 
     def __post_init__(self) -> None:
         self._check_source()
-        for name in ("num_prompts", "max_concurrency", "random_input_len", "random_output_len"):
-            _check(name, getattr(self, name), 1, math.inf)
-        for name in ("random_range_ratio", "base_share", "cancel_share"):
-            _check(name, getattr(self, name), 0.0, 1.0)
-        _check("vocab_size", self.vocab_size, 16, math.inf)
-        _check("warmup_requests", self.warmup_requests, 0, math.inf)
+        at_least(1, self, "num_prompts", "max_concurrency", "random_input_len", "random_output_len")
+        shares = ("random_range_ratio", "base_share", "cancel_share")
+        refuse_unless(lambda value: 0.0 <= value <= 1.0, "be between 0 and 1", self, *shares)
+        at_least(16, self, "vocab_size")
+        at_least(0, self, "warmup_requests")
         if self.plot is not None and PurePath(self.plot).suffix not in PICTURES:
             raise ConfigError(f"plot must end in {', '.join(PICTURES)}, not '{self.plot}'.")
-        if self.request_rate is not None and not self.request_rate > 0.0:
-            raise ConfigError(f"request_rate must be above 0, not {self.request_rate}.")
+        refuse_unless(lambda value: value > 0.0, "be above 0", self, "request_rate")
 
     def _check_source(self) -> None:
         if self.dataset_name == "scenario" and self.scenario is None:
@@ -129,9 +126,3 @@ class BenchConfig:
     @property
     def url(self) -> str:
         return (self.base_url or f"http://{self.host}:{self.port}").rstrip("/")
-
-
-def _check(name: str, value: float | None, low: float, high: float) -> None:
-    if value is not None and not low <= value <= high:
-        limits = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
-        raise ConfigError(f"{name} must be {limits}, not {value}.")

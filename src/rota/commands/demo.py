@@ -14,7 +14,7 @@ from rota.commands.serve import chosen_engine, model_argument, serve_model
 from rota.commands.server_call import CallError, ask
 from rota.core.config import ServerConfig
 from rota.core.errors import ConfigError
-from rota.core.options import build, option, options_of
+from rota.core.options import build, option, options_of, refuse_unless
 from rota.engine.folders.builtin import CALLER, MODEL_NAME
 from rota.llm.config import ENGINE_CONFIGS
 from rota.workload.arrivals import Arrival, asks
@@ -46,8 +46,7 @@ class DemoConfig:
     )
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.rate <= 1000.0:
-            raise ConfigError(f"rate must lie above 0 and at most 1000, not {self.rate}.")
+        refuse_unless(lambda value: 0.0 < value <= 1000.0, "lie above 0 and at most 1000", self, "rate")
 
 
 DEMO_CONFIGS = (DemoConfig, *ENGINE_CONFIGS)

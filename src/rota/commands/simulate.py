@@ -16,7 +16,7 @@ from rota.core.config import LoraConfig, SchedulerConfig
 from rota.core.errors import ConfigError
 from rota.core.events import Event, Finished
 from rota.core.ids import AdapterId, RequestId
-from rota.core.options import build, option, options_of
+from rota.core.options import at_least, build, option, options_of, refuse_unless
 from rota.core.policy_config import PolicyConfig
 from rota.engine.progress import Progress
 from rota.observe.journal import Journal
@@ -82,18 +82,14 @@ class SimulateConfig:
     )
 
     def __post_init__(self) -> None:
-        for name, count in (("seeds", self.seeds), ("replicas", self.replicas), ("fronts", self.fronts)):
-            if count < 1:
-                raise ConfigError(f"{name} must be at least 1, not {count}.")
+        at_least(1, self, "seeds", "replicas", "fronts")
         if self.compare and self.routers:
             raise ConfigError("compare puts policies side by side, and routers routers; give one of them.")
         if self.routers and self.replicas == 1:
             raise ConfigError("routers needs replicas of at least 2: one replica takes all requests.")
         if self.replicas % self.fronts:
             raise ConfigError(f"fronts must divide replicas: {self.fronts} cannot share {self.replicas} evenly.")
-        for name, slots in (("slots", self.slots), ("max_loras_per_batch", self.max_loras_per_batch)):
-            if isinstance(slots, int) and slots < 0:
-                raise ConfigError(f"{name} must not be below 0, not {slots}.")
+        refuse_unless(lambda value: value >= 0, "not be below 0", self, "slots", "max_loras_per_batch")
         if self.slots is not None and self.max_loras_per_batch not in ("auto", self.slots):
             raise ConfigError(
                 f"slots is {self.slots} and max_loras_per_batch {self.max_loras_per_batch}, but they are the same "

@@ -5,14 +5,13 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
 from rota.core.errors import ConfigError
 from rota.core.ids import FIRST_ENGINE, EngineId
 from rota.core.lora_paths import LoraPath, parse_lora_paths
-from rota.core.options import option
+from rota.core.options import above_0, at_least, option, refuse_unless
 from rota.core.policy_config import PolicyConfig
 from rota.core.standstill import STANDSTILL_S
 
@@ -57,8 +56,8 @@ class ListenConfig:
     )
 
     def __post_init__(self) -> None:
-        _at_least(1, self, "max_connections", "max_connections_per_address")
-        _above_0(self, "head_timeout", "body_timeout")
+        at_least(1, self, "max_connections", "max_connections_per_address")
+        above_0(self, "head_timeout", "body_timeout")
         for proxy in self.trusted_proxies:
             _check_network(proxy)
         for origin in self.allowed_origins:
@@ -143,8 +142,8 @@ class ModelConfig:
     enable_cuda_graphs: bool = option(True, "Replay steps of common sizes as CUDA graphs (GPU only).")
 
     def __post_init__(self) -> None:
-        _at_least(2, self, "context_length")
-        _at_least(1, self, "cpu_threads", "tensor_parallel_size", "data_parallel_size")
+        at_least(2, self, "context_length")
+        at_least(1, self, "cpu_threads", "tensor_parallel_size", "data_parallel_size")
         if self.ray_address is not None and self.data_parallel_backend != "ray":
             raise ConfigError(
                 f"ray_address is '{self.ray_address}', but replicas run on this machine; leave it out, or add "
@@ -177,7 +176,7 @@ class CacheConfig:
             raise ConfigError(
                 f"kv_block_size must be a power of two of at least 8 (8, 16, 32, …), not {self.kv_block_size}."
             )
-        _at_least(2, self, "kv_blocks")
+        at_least(2, self, "kv_blocks")
         _a_share(self, "mem_fraction_static")
 
 
@@ -201,10 +200,8 @@ class SchedulerConfig:
     overlap_depth: Literal[1, 2] = option(2, "Steps in flight: 2 plans the next step while the device runs this one.")
 
     def __post_init__(self) -> None:
-        _at_least(
-            1, self, "max_running_requests", "max_queued_requests", "chunked_prefill_size", "prefill_max_requests"
-        )
-        _above_0(self, "max_step_ms")
+        at_least(1, self, "max_running_requests", "max_queued_requests", "chunked_prefill_size", "prefill_max_requests")
+        above_0(self, "max_step_ms")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,9 +260,9 @@ class LoraConfig:
     )
 
     def __post_init__(self) -> None:
-        _above_0(self, "adapter_cache_gb")
+        above_0(self, "adapter_cache_gb")
         parse_lora_paths(self.lora_paths)
-        _at_least(1, self, "max_lora_rank", "max_loaded_loras", "max_loras_per_batch")
+        at_least(1, self, "max_lora_rank", "max_loaded_loras", "max_loras_per_batch")
         _a_share(self, "lora_memory_share")
         if self.max_loras_per_batch != "auto" and self.max_loaded_loras < self.max_loras_per_batch:
             raise ConfigError(
@@ -346,9 +343,9 @@ class ServerConfig(ListenConfig):
     def __post_init__(self) -> None:
         # Not super(): a dataclass with slots is made anew, and super() has the old class.
         ListenConfig.__post_init__(self)
-        _at_least(0, self, "metrics_max_adapters", "metrics_max_keys")
-        _at_least(1, self, "max_body_mb", "max_adapter_body_mb")
-        _above_0(self, "stream_keep_alive", "request_timeout")
+        at_least(0, self, "metrics_max_adapters", "metrics_max_keys")
+        at_least(1, self, "max_body_mb", "max_adapter_body_mb")
+        above_0(self, "stream_keep_alive", "request_timeout")
         if self.metrics_port and self.metrics_port == self.port:
             raise ConfigError(f"metrics_port and port are both {self.port}; give metrics_port another number.")
         if not 1.0 <= self.engine_silence_s < math.inf:
@@ -391,21 +388,5 @@ class EngineConfig:
     meeting: str = ""  # where the ranks' engines find each other; empty: the ranks have not met yet
 
 
-def _at_least(low: int, config: object, *names: str) -> None:
-    _refuse_unless(lambda value: value >= low, f"be at least {low}", config, names)
-
-
-def _above_0(config: object, *names: str) -> None:
-    _refuse_unless(lambda value: 0.0 < value < math.inf, "be a finite number above 0", config, names)
-
-
 def _a_share(config: object, *names: str) -> None:
-    _refuse_unless(lambda value: 0.0 < value < 1.0, "lie between 0 and 1", config, names)
-
-
-def _refuse_unless(holds: Callable[[float], bool], what: str, config: object, names: Iterable[str]) -> None:
-    """Raises ConfigError for the first field that is a number, and not such a one; None and 'auto' are none."""
-    for name in names:
-        value = getattr(config, name)
-        if isinstance(value, int | float) and not holds(value):
-            raise ConfigError(f"{name} must {what}, not {value}.")
+    refuse_unless(lambda value: 0.0 < value < 1.0, "lie between 0 and 1", config, *names)

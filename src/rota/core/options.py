@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -78,6 +79,22 @@ def refuse_unknown(given: Mapping[str, Any], *configs: type) -> None:
             near = difflib.get_close_matches(name, known, n=1)
             advice = f"did you mean {near[0]}?" if near else f"the options are {', '.join(known)}."
             raise ConfigError(f"{name} is not an option; {advice}")
+
+
+def at_least(low: int, config: object, *names: str) -> None:
+    refuse_unless(lambda value: value >= low, f"be at least {low}", config, *names)
+
+
+def above_0(config: object, *names: str) -> None:
+    refuse_unless(lambda value: 0.0 < value < math.inf, "be a finite number above 0", config, *names)
+
+
+def refuse_unless(holds: Callable[[float], bool], what: str, config: object, *names: str) -> None:
+    """Raises ConfigError for the first field that is a number, and not such a one; None and 'auto' are none."""
+    for name in names:
+        value = getattr(config, name)
+        if isinstance(value, int | float) and not holds(value):
+            raise ConfigError(f"{name} must {what}, not {value}.")
 
 
 def _option_of(one: Field[Any], hint: Any) -> Option:

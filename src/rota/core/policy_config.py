@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rota.core.errors import ConfigError
-from rota.core.options import option
+from rota.core.options import option, refuse_unless
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,17 +48,13 @@ class PolicyConfig:
     )
 
     def __post_init__(self) -> None:
-        for name in ("lora_rotation_quantum_ms", "lora_max_stall_ms", "prefill_delayer_max_delay_ms"):
-            value = getattr(self, name)
-            if value is not None and not value > 0.0:
-                raise ConfigError(f"{name} must be above 0, not {value}.")
+        milliseconds = ("lora_rotation_quantum_ms", "lora_max_stall_ms", "prefill_delayer_max_delay_ms")
+        refuse_unless(lambda value: value > 0.0, "be above 0", self, *milliseconds)
         self._check_threshold()
         if self.prefill_delayer_max_delay_passes < 1:
             raise ConfigError("prefill_delayer_max_delay_passes must be at least 1.")
-        for name in ("prefill_delayer_token_usage_low_watermark", "prefill_delayer_queue_min_ratio"):
-            value = getattr(self, name)
-            if value is not None and not 0.0 < value <= 1.0:
-                raise ConfigError(f"{name} must lie above 0 and at most 1, not {value}.")
+        shares = ("prefill_delayer_token_usage_low_watermark", "prefill_delayer_queue_min_ratio")
+        refuse_unless(lambda value: 0.0 < value <= 1.0, "lie above 0 and at most 1", self, *shares)
 
     def _check_threshold(self) -> None:
         threshold_s = self.lora_drain_wait_threshold

@@ -12,6 +12,7 @@ from types import UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from rota.core.errors import ConfigError
+from rota.core.options import above_0, refuse_unless
 from rota.core.tenant import SOLE_TENANT, Tenant
 
 # Which adapter the next request asks for. `uniform`: any. `zipf`: in proportion to 1/rank^exponent. `skewed`: each
@@ -122,14 +123,12 @@ class Client:
             shared_prefix_tokens=0,
             max_tokens=1,
         )
-        _check_above_0(self, "skew")
-        if self.rate_per_s is not None and not self.rate_per_s > 0.0:
-            raise ConfigError(f"rate_per_s must be above 0, not {self.rate_per_s}.")
+        above_0(self, "skew")
+        refuse_unless(lambda value: value > 0.0, "be above 0", self, "rate_per_s")
         if self.burst > 1 and self.rate_per_s is None:
             raise ConfigError("burst needs rate_per_s: in a closed loop a request comes when an answer ends.")
-        for name in ("base_share", "cancel_share", "grammar_share"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ConfigError(f"{name} must be between 0 and 1, not {getattr(self, name)}.")
+        shares = ("base_share", "cancel_share", "grammar_share")
+        refuse_unless(lambda value: 0.0 <= value <= 1.0, "be between 0 and 1", self, *shares)
 
     @property
     def longest(self) -> int:
@@ -173,7 +172,7 @@ class Scenario:
             transient_requests=1,
             pages=0,
         )
-        _check_above_0(self, "transient_every_s")
+        above_0(self, "transient_every_s")
         if bool(self.pages) != bool(self.adapter_pages) or not all(0 < one <= self.pages for one in self.adapter_pages):
             raise ConfigError(
                 f"adapter_pages must be whole numbers of at least 1 and at most pages ({self.pages}), and neither is "
@@ -297,9 +296,3 @@ def _check_least(owner: object, **least: int) -> None:
         value = getattr(owner, name)
         if value is not None and not low <= value < math.inf:
             raise ConfigError(f"{name} must be finite and at least {low}, not {value}.")
-
-
-def _check_above_0(owner: object, *names: str) -> None:
-    for name in names:
-        if not 0.0 < getattr(owner, name) < math.inf:
-            raise ConfigError(f"{name} must be a finite number above 0, not {getattr(owner, name)}.")
