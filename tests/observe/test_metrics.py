@@ -371,7 +371,7 @@ def test_keys_that_come_and_go_for_weeks_leave_a_bounded_number_of_series():
     labels: set[str] = set()
     for number in range(500):
         one_request(metrics, f"r{number}", at=number * IDLE_S, key=f"key{number}")
-        shown = [one.label for one in metrics.keys]
+        shown = [one.label for one in metrics.keys.shown]
         assert len(shown) <= 4
         labels.update(shown)
 
@@ -383,7 +383,7 @@ def test_a_key_with_an_open_request_keeps_its_place():
     opened(metrics, "long", "acme")
     one_request(metrics, "a", at=10 * IDLE_S, key="birds")
 
-    assert [one.label for one in metrics.keys] == ["acme", "other"]
+    assert [one.label for one in metrics.keys.shown] == ["acme", "other"]
 
 
 # ── the table of all ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -163,13 +163,10 @@ class Places(Generic[Meters]):
     place and comes back begins at zero; scrapers treat that as a restart.
     """
 
-    def __init__(
-        self, most: int, make: Callable[[str], Meters], always: Sequence[str] = (), idle_s: float = IDLE_S
-    ) -> None:
+    def __init__(self, most: int, make: Callable[[str], Meters], always: Sequence[str] = ()) -> None:
         """The labels in `always` need no place."""
         self._most = most
         self._make = make
-        self._idle_s = idle_s
         self._always = {label: make(label) for label in always}
         self._taken: OrderedDict[str, Meters] = OrderedDict()  # used longest ago first
         self.other = make(OTHER_LABEL)
@@ -227,7 +224,7 @@ class Places(Generic[Meters]):
         if longest_idle.open:
             self.touch(longest_idle, at)  # not idle: one of its requests takes very long
             return False
-        if at - longest_idle.used_at < self._idle_s:
+        if at - longest_idle.used_at < IDLE_S:
             return False
         del self._taken[longest_idle.label]
         return True
@@ -310,7 +307,7 @@ class TargetMeters:
 class TrafficMeters:
     """Plain numbers that only the event loop changes."""
 
-    _targets: Places[TargetMeters] = field(default_factory=lambda: Places(MOST_TARGETS, TargetMeters))
+    targets: Places[TargetMeters] = field(default_factory=lambda: Places(MOST_TARGETS, TargetMeters))
     _weights: dict[str, Mapping[str, float]] = field(default_factory=dict)
     rollbacks: dict[str, int] = counter(
         "rota_rollbacks_total",
@@ -327,20 +324,13 @@ class TrafficMeters:
     )
 
     @property
-    def targets(self) -> list[TargetMeters]:
-        return self._targets.shown
-
-    @property
     def weights(self) -> list[tuple[tuple[str, str], float]]:
         """The first targets of all routes, by name and target."""
         found = [((name, one), weight) for name, split in self._weights.items() for one, weight in split.items()]
         return found[:MOST_TARGETS]
 
     def asked(self, name: str, target: str, at: float) -> TargetMeters:
-        return self._targets.begin(f"{name}{_BETWEEN}{target}", at)
-
-    def ended(self, meters: TargetMeters, outcome: str, at: float) -> None:
-        self._targets.end(meters, outcome, at)
+        return self.targets.begin(f"{name}{_BETWEEN}{target}", at)
 
     def weigh(self, name: str, weights: Mapping[str, float]) -> None:
         """The weights of a name's targets; empty: the name has no route."""

@@ -127,15 +127,19 @@ GROUPS = (
         *metrics_of(EngineMeters),
     ),
     MetricGroup(
-        ("adapter",), lambda taken: [((one.label,), one) for one in taken.metrics.adapters], *metrics_of(AdapterMeters)
+        ("adapter",),
+        lambda taken: [((one.label,), one) for one in taken.metrics.adapters.shown],
+        *metrics_of(AdapterMeters),
     ),
     # A server without keys has no such metrics.
     MetricGroup(
-        ("key",), lambda taken: [((one.label,), one) for one in taken.metrics.keys] or None, *metrics_of(KeyMeters)
+        ("key",),
+        lambda taken: [((one.label,), one) for one in taken.metrics.keys.shown] or None,
+        *metrics_of(KeyMeters),
     ),
     MetricGroup(
         ("adapter", "target"),
-        lambda taken: [(one.names, one) for one in taken.metrics.traffic.targets],
+        lambda taken: [(one.names, one) for one in taken.metrics.traffic.targets.shown],
         *metrics_of(TargetMeters),
     ),
     MetricGroup(

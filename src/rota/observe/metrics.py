@@ -57,8 +57,8 @@ class Metrics:
         self.name_of = name_of  # the name by which clients ask for an adapter; None once the adapter is unloaded
         self._on_end = on_end
         self._labels = {BASE: BASE_LABEL}
-        self._places = Places(most_adapters, AdapterMeters, always=(BASE_LABEL,))
-        self._keys = Places(most_keys, KeyMeters)
+        self.adapters = Places(most_adapters, AdapterMeters, always=(BASE_LABEL,))
+        self.keys = Places(most_keys, KeyMeters)  # empty on a server without keys
         self.engines: dict[EngineId, EngineMeters] = {}
         self.meet(engines)
         self.connections = ConnectionMeters()  # changed by the server that listens
@@ -85,23 +85,13 @@ class Metrics:
             StoodStill: self._stood_still,
         }
 
-    @property
-    def adapters(self) -> list[AdapterMeters]:
-        """The base model's meters, those of adapters with a place, and those that all other adapters share."""
-        return self._places.shown
-
-    @property
-    def keys(self) -> list[KeyMeters]:
-        """The meters of keys with a place, and those that all other keys share. Empty on a server without keys."""
-        return self._keys.shown
-
     def meters_of(self, adapter: AdapterId) -> AdapterMeters:
         """The meters that count an adapter now."""
-        return self._places.find(self._label(adapter))
+        return self.adapters.find(self._label(adapter))
 
     def with_places(self) -> tuple[AdapterId, ...]:
         """The adapters that have meters of their own and were asked for."""
-        has_own = self._places.has_own
+        has_own = self.adapters.has_own
         return tuple([one for one, label in self._labels.items() if has_own(label)])
 
     def in_slots(self, engine_id: EngineId) -> list[str]:
@@ -116,7 +106,7 @@ class Metrics:
 
     def asked(self, request_id: RequestId, adapter: AdapterId, at: float, _tenant: str = "") -> None:
         label = self._labels[adapter] = self._label(adapter)
-        self.journeys[request_id] = Journey(adapter, label, at, self._places.begin(label, at))
+        self.journeys[request_id] = Journey(adapter, label, at, self.adapters.begin(label, at))
 
     def owned(
         self, request_ids: Iterable[RequestId], owner: str, call: str, tenant: str = "", trace: TraceHeaders = ()
@@ -129,7 +119,7 @@ class Metrics:
             if journey := self.journeys.get(request_id):
                 journey.owner, journey.call, journey.trace = owner, call, trace
                 if tenant:
-                    journey.key_meters = self._keys.begin(tenant, journey.asked_at)
+                    journey.key_meters = self.keys.begin(tenant, journey.asked_at)
 
     def routed(self, request_ids: Iterable[RequestId], name: str, target: str) -> None:
         """Note the name whose traffic route chose the adapter of these open requests, and the target in it."""
@@ -139,7 +129,7 @@ class Metrics:
 
     def limit_met(self, key: str, limit: str, at: float) -> None:
         """A call has met a limit of its key, and no request is made of it."""
-        count(self._keys.take(key, at).limits_met, limit)
+        count(self.keys.take(key, at).limits_met, limit)
 
     def observe(self, events: Iterable[Event]) -> None:
         for event in events:
@@ -193,11 +183,11 @@ class Metrics:
             return
         meters, of_key, of_target = journey.meters, journey.key_meters, journey.target_meters
         outcome = event.fault.code.value if event.fault else event.reason.value
-        self._places.end(meters, outcome, event.at)
+        self.adapters.end(meters, outcome, event.at)
         if of_key:
-            self._keys.end(of_key, outcome, event.at)
+            self.keys.end(of_key, outcome, event.at)
         if of_target:
-            self.traffic.ended(of_target, outcome, event.at)
+            self.traffic.targets.end(of_target, outcome, event.at)
             if journey.first_at is not None:
                 of_target.ttft.add(journey.first_at - journey.asked_at)
         if journey.admitted_at is not None:
@@ -236,7 +226,7 @@ class Metrics:
         self.loaded.discard(event.adapter_id)
         self.lost.discard(event.adapter_id)
         if event.adapter_id != BASE and (label := self._labels.pop(event.adapter_id, None)):
-            self._places.release(label)
+            self.adapters.release(label)
 
     def _slot_changed(self, event: SlotChanged) -> None:
         meters = self.meters_of(event.adapter_id)

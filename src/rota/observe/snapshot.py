@@ -134,7 +134,7 @@ class Snapshot:
 
     def open_requests(self) -> dict[str, StandingSums]:
         """By an adapter's label, over all engines."""
-        found = {one.label: StandingSums() for one in self.metrics.adapters}
+        found = {one.label: StandingSums() for one in self.metrics.adapters.shown}
         now = self.inspected[-1].at
         for engine in self.inspected:
             for standing in engine.adapters:
