@@ -21,7 +21,7 @@ from rota.observe.meters import (
     TrafficMeters,
 )
 from rota.observe.metric import Labels, Metric, metrics_of
-from rota.observe.snapshot import EngineReport, Snapshot, StandingSums
+from rota.observe.snapshot import EngineReport, ProcessStats, Snapshot, StandingSums
 
 Row = tuple[Labels, Any]  # a record and the values of its labels
 
@@ -51,23 +51,11 @@ def _gauge(name: str, sentence: str, read: Callable[[Any], float]) -> Metric:
 # The server's own process has the names that every Prometheus client gives, and so without our own beginning.
 
 
-def _process_metrics(prefix: str, whose: str, files: str) -> list[Metric]:
-    cpu = f"Processor time of the {whose} process."
+def _process_metrics(prefix: str, **words: str) -> list[Metric]:
+    """The metrics of a process, with words for those in braces."""
     return [
-        Metric(kind="counter", name=f"{prefix}_cpu_seconds_total", sentence=cpu, read=lambda one: one.cpu_s),
-        _gauge(
-            f"{prefix}_resident_memory_bytes",
-            f"Resident memory of the {whose} process.",
-            lambda one: one.resident_bytes,
-        ),
-        _gauge(f"{prefix}_open_fds", f"{files} of the {whose} process.", lambda one: one.open_fds),
-        _gauge(f"{prefix}_max_fds", f"Files that the {whose} process may have open.", lambda one: one.max_fds),
-        _gauge(f"{prefix}_threads", f"Threads of the {whose} process.", lambda one: one.threads),
-        _gauge(
-            f"{prefix}_start_time_seconds",
-            f"When the {whose} process started, in seconds since 1970.",
-            lambda one: one.started_at,
-        ),
+        replace(one, name=f"{prefix}_{one.name}", sentence=one.sentence.format(**words))
+        for one in metrics_of(ProcessStats)
     ]
 
 
@@ -119,8 +107,12 @@ GROUPS = (
             lambda one: one.quarantined(),
         ),
     ),
-    MetricGroup((), _server_process, *_process_metrics("process", "server's", "Open files and connections")),
-    MetricGroup(("engine",), _engine_processes, *_process_metrics("rota_engine_process", "engine's", "Open files")),
+    MetricGroup(
+        (), _server_process, *_process_metrics("process", whose="server's", files="Open files and connections")
+    ),
+    MetricGroup(
+        ("engine",), _engine_processes, *_process_metrics("rota_engine_process", whose="engine's", files="Open files")
+    ),
     MetricGroup(
         ("engine",),
         lambda taken: [((str(id),), one) for id, one in taken.metrics.engines.items()],

@@ -12,7 +12,7 @@ from rota.core.adapter import OTHER_LABEL
 from rota.core.capacity import Capacity
 from rota.core.events import AdapterStanding, Inspected, SlotState
 from rota.core.ids import FIRST_ENGINE, EngineId
-from rota.observe.metric import gauge
+from rota.observe.metric import counter, gauge
 from rota.observe.metrics import Metrics
 
 # ── process stats ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -26,14 +26,14 @@ _USER, _SYSTEM, _THREADS, _STARTED, _RESIDENT = 11, 12, 17, 19, 21
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessStats:
-    """One process at one moment."""
+    """One process at one moment. Its metrics say whose it is: `metric_table` writes that before the names."""
 
-    cpu_s: float
-    resident_bytes: int
-    threads: int
-    open_fds: int
-    max_fds: float
-    started_at: float  # seconds since 1970
+    cpu_s: float = counter("cpu_seconds_total", "Processor time of the {whose} process.")
+    resident_bytes: int = gauge("resident_memory_bytes", "Resident memory of the {whose} process.")
+    open_fds: int = gauge("open_fds", "{files} of the {whose} process.")
+    max_fds: float = gauge("max_fds", "Files that the {whose} process may have open.")
+    threads: int = gauge("threads", "Threads of the {whose} process.")
+    started_at: float = gauge("start_time_seconds", "When the {whose} process started, in seconds since 1970.")
 
 
 Stats = Mapping[int, ProcessStats]  # by process
