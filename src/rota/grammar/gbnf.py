@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 
 # ── lark ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 # Pieces of the Lark dialect that the grammar library reads.
@@ -193,18 +195,14 @@ def _check_names(rules: Rules) -> None:
 
 def _terminals(rules: Rules) -> set[str]:
     """The rules without recursion."""
-    missing = {name: _named(tokens) for name, tokens in rules.items()}
-    users: dict[str, list[str]] = {name: [] for name in rules}
-    for name, named in missing.items():
-        for one in named:
-            users[one].append(name)
-    ready = [name for name, named in missing.items() if not named]
-    for name in ready:  # it grows meanwhile
-        for user in users[name]:
-            missing[user].discard(name)
-            if not missing[user]:
-                ready.append(user)
-    return set(ready)
+    order = TopologicalSorter({name: _named(tokens) for name, tokens in rules.items()})
+    with suppress(CycleError):  # the rules of a circle, and those that name them, are never ready
+        order.prepare()
+    found: set[str] = set()
+    while ready := order.get_ready():
+        found.update(ready)
+        order.done(*ready)
+    return found
 
 
 def _lark_name(name: str, number: int, is_terminal: bool) -> str:

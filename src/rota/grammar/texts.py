@@ -219,13 +219,5 @@ def _renamed(parts: list[dict[str, Any]], taken: Set[str]) -> list[dict[str, Any
 
 def _within_slashes(pattern: str) -> str:
     """A slash would end the pattern in Lark, and so would the end of a line."""
-    escaped, is_escaped = [], False
-    for character in pattern:
-        if character == "/" and not is_escaped:
-            escaped.append("\\")
-        if character == "\n":
-            escaped.append("n" if is_escaped else "\\n")
-        else:
-            escaped.append(character)
-        is_escaped = character == "\\" and not is_escaped
-    return "".join(escaped)
+    escaped = {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}
+    return re.sub(r"\\.|[/\n]", lambda found: escaped.get(found[0], found[0]), pattern, flags=re.DOTALL)
