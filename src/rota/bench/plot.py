@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rota.bench.run import BenchRun
-from rota.observe.picture import Colours, colours_of, draw_first_tokens, name_colours, save
-from rota.observe.summary import Recorder
-from rota.observe.table import seconds
+from rota.observe.picture import colours_of, draw_first_tokens, draw_times, name_colours, save
 
 
 def plot(run: BenchRun, name: str, path: Path) -> None:
@@ -20,18 +17,9 @@ def plot(run: BenchRun, name: str, path: Path) -> None:
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     draw_first_tokens(above, name, run.recorder, colours, run.started_at)
     above.set_ylabel("time to first token")
-    _draw_pauses(below, run.recorder, colours, run.started_at)
+    paused = [one for one in run.recorder.records.values() if one.worst_gap_s]
+    draw_times(below, paused, [one.worst_gap_s for one in paused], colours, run.started_at)
+    below.set_ylabel("worst pause of an answer")
     below.set_xlabel("seconds")
     name_colours(figure, colours, run.workload.name_of)
     save(figure, run.workload.title, path)
-
-
-def _draw_pauses(axes: Axes, recorder: Recorder, colours: Colours, starts_at: float) -> None:
-    paused = [one for one in recorder.records.values() if one.worst_gap_s]
-    asked = [one.asked_at - starts_at for one in paused]
-    worst = [one.worst_gap_s for one in paused]
-    axes.scatter(asked, worst, s=14, c=[colours[one.adapter_id] for one in paused], linewidths=0)
-    axes.set_ylabel("worst pause of an answer")
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(lambda value, _: seconds(value))
-    axes.grid(axis="y", linewidth=0.3)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 
 from rota.core.errors import ConfigError
 from rota.core.ids import BASE, AdapterId
-from rota.observe.summary import Recorder
+from rota.observe.summary import Recorder, RequestRecord
 from rota.observe.table import seconds
 
 BASE_COLOUR = "#9a9a9a"
@@ -36,13 +36,20 @@ def draw_first_tokens(axes: Axes, name: str, recorder: Recorder, colours: Colour
     """A dot for each request: when it arrived, and its time to first token; higher is worse."""
     served = [one for one in recorder.records.values() if one.tokens]
     waits = [one.first_at - one.asked_at for one in served]
-    asked = [one.asked_at - starts_at for one in served]
-    axes.scatter(asked, waits, s=14, c=[colours[one.adapter_id] for one in served], linewidths=0)
+    draw_times(axes, served, waits, colours, starts_at)
     summary = recorder.summary()
     p99 = summary["ttft_s"]["p99"]
     axes.axhline(p99, color="black", linewidth=0.8, linestyle=":")
     told = f"99 of 100 within {seconds(p99)}, {summary['output_tokens_per_s']:,.0f} tokens/s"
     axes.set_title(f"{name}: {told}", fontsize=11)
+
+
+def draw_times(
+    axes: Axes, records: Sequence[RequestRecord], times: Sequence[float], colours: Colours, starts_at: float
+) -> None:
+    """A dot for each request: when it arrived, and a time of it."""
+    asked = [one.asked_at - starts_at for one in records]
+    axes.scatter(asked, times, s=14, c=[colours[one.adapter_id] for one in records], linewidths=0)
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(lambda value, _: seconds(value))
     axes.grid(axis="y", linewidth=0.3)
