@@ -150,8 +150,8 @@ class Feed:
 
     def asked(self, request_id: RequestId, adapter: AdapterId, at: float, tenant: str = "") -> None:
         self._end(request_id)  # a name may come again
-        self._open[request_id] = OpenRequest((adapter, tenant), at)
-        self._tenants.count(tenant, None, 1)
+        request = self._open[request_id] = OpenRequest((adapter, tenant), at)
+        self._count(request, 1)
         if len(self._open) > MOST_OPEN:
             # A request that a dead engine never took gets no Finished event.
             self._end(next(iter(self._open)))
@@ -279,18 +279,17 @@ class Feed:
         request = self._open.get(request_id)
         if request is None or request.is_admitted == is_admitted:
             return
+        self._count(request, -1)
         request.is_admitted = is_admitted
-        adapter, tenant = request.sharers
-        by = 1 if is_admitted else -1
-        self._tenants.count(tenant, adapter, by)
-        self._tenants.count(tenant, None, -by)
+        self._count(request, 1)
 
     def _end(self, request_id: RequestId) -> None:
-        request = self._open.pop(request_id, None)
-        if request is None:
-            return
+        if request := self._open.pop(request_id, None):
+            self._count(request, -1)
+
+    def _count(self, request: OpenRequest, by: int) -> None:
         adapter, tenant = request.sharers
-        self._tenants.count(tenant, adapter if request.is_admitted else None, -1)
+        self._tenants.count(tenant, adapter if request.is_admitted else None, by)
 
     def _rows(self, standings: Mapping[AdapterId, AdapterStanding], span: Span) -> tuple[tuple[AdapterRow, ...], int]:
         """One row per adapter, by id. If there are too many, adapters in slots or with requests go first."""
