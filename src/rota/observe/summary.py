@@ -175,7 +175,10 @@ class Recorder:
         parts = {adapter: _summarise(records, [self.gaps[adapter]]) for adapter, records in by_adapter.items()}
         total["adapters"] = {name_of(adapter): part for adapter, part in parts.items()}
         if self.tenant_gaps:
-            total["tenants"] = {tenant: self._summary_of(tenant) for tenant in sorted(self.tenant_gaps)}
+            total["tenants"] = {
+                tenant: _summarise([one for one in self.records.values() if one.tenant == tenant], [gaps])
+                for tenant, gaps in sorted(self.tenant_gaps.items())
+            }
         sharing = [
             adapter
             for adapter, records in by_adapter.items()
@@ -183,10 +186,6 @@ class Recorder:
         ]
         total["fairness"] = jain([parts[adapter]["ttft_s"]["mean"] for adapter in sharing])
         return total
-
-    def _summary_of(self, tenant: str) -> dict[str, Any]:
-        own = [record for record in self.records.values() if record.tenant == tenant]
-        return _summarise(own, [self.tenant_gaps[tenant]])
 
 
 def _summarise(records: list[RequestRecord], gaps: list[array[float]]) -> dict[str, Any]:

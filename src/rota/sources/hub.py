@@ -89,7 +89,7 @@ class Hub:
             # One call, because the listing of a tree has no time-out.
             api = huggingface_hub.HfApi(endpoint=self._endpoint)
             found = api.model_info(repository, revision=revision, files_metadata=True, timeout=self._timeout_s)
-            inside = [one for one in found.siblings or [] if _folder_of(one.rfilename) == folder]
+            inside = [one for one in found.siblings or [] if one.rfilename.rpartition("/")[0] == folder]
             if not inside:
                 raise NothingError(f"There is nothing at hf://{place}.")
             return [_listed(one, str(found.sha)) for one in inside]
@@ -123,10 +123,6 @@ def _parts(place: str) -> tuple[str, str | None, str]:
     if not organisation or not name:
         raise NothingError(f"hf://{place} names no repository: give hf://organisation/name.")
     return f"{organisation}/{name}", revision or None, folder
-
-
-def _folder_of(path: str) -> str:
-    return path.rpartition("/")[0]
 
 
 def _listed(one: Any, commit: str) -> SourceFile:

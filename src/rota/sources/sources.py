@@ -208,10 +208,8 @@ class Locator:
                 return asked
             exact, size = self._sources.located(address)
             return replace(asked, path=str(exact), size_bytes=size)
-        except SourceError as error:
-            raise error.reworded(hide_root(_told(asked, error), asked.root)) from None
         except AdapterError as error:
-            raise error.reworded(hide_root(str(error), asked.root)) from None
+            raise error.reworded(hide_root(_told(asked, error), asked.root)) from None
 
     def locate_first(self, asked: Sequence[LoraPath]) -> list[LoraPath]:
         """Those that a server starts with. A source that does not answer is done without, where the disk can."""
@@ -233,8 +231,8 @@ class Locator:
         return None if asked.is_builtin else address_of(asked.path, self._root, asked.root)
 
 
-def _told(asked: LoraPath, error: SourceError) -> str:
+def _told(asked: LoraPath, error: AdapterError) -> str:
     """A name that could be a folder's is looked for in two places, and the client may mean either."""
-    if asked.root is None and not has_scheme(asked.path):
+    if isinstance(error, SourceError) and asked.root is None and not has_scheme(asked.path):
         return f"There is no adapter folder at {asked.path}, and as a name on the Hub: {error}"
     return str(error)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tokenizers import Tokenizer as LibraryTokenizer
+from tokenizers.decoders import Decoder
 
 # ── pieces ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 # This table says which bytes of UTF-8 a token stands for.
@@ -40,7 +41,7 @@ class TokenPieces(dict[int, bytes]):
     def __init__(self, library: LibraryTokenizer) -> None:
         super().__init__()
         self._library = library
-        self._spell, self.leading_spaces = _spelling(_state(library))
+        self._spell, self.leading_spaces = _spelling(library.decoder)
         added = library.get_added_tokens_decoder()
         self.special = frozenset(token for token, content in added.items() if content.special)
         self.update(dict.fromkeys(self.special, b""))
@@ -76,18 +77,14 @@ class ShownPieces(dict[int, bytes]):
         return self._pieces[token]
 
 
-def _state(library: LibraryTokenizer) -> dict[str, Any] | None:
-    decoder = library.decoder
-    return None if decoder is None else json.loads(decoder.__getstate__())
-
-
-def _spelling(decoder: dict[str, Any] | None) -> tuple[Spell, int]:
+def _spelling(decoder: Decoder | None) -> tuple[Spell, int]:
     """How a token is spelled, and how many spaces the decoder drops at the beginning of a text."""
     if decoder is None:
         return (lambda token: b" " + token.encode()), 1
-    if decoder["type"] == "ByteLevel":
+    state = json.loads(decoder.__getstate__())
+    if state["type"] == "ByteLevel":
         return _spell_byte_level, 0
-    steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+    steps = state["decoders"] if state["type"] == "Sequence" else [state]
     return _sentencepiece_spelling(steps)
 
 

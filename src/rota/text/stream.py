@@ -34,7 +34,7 @@ class StopWatcher:
             return ""
         text = self._held + text
         if may_stop and (match := self._first_match(text)):
-            start, self.matched = match
+            _, start, self.matched = match
             self._held = ""
             return text[: start + len(self.matched)] if self._keeps_stop else text[:start]
         safe = len(text) - beginning_length(text, self._stop)
@@ -46,12 +46,10 @@ class StopWatcher:
         held, self._held = self._held, ""
         return held
 
-    def _first_match(self, text: str) -> tuple[int, str] | None:
+    def _first_match(self, text: str) -> tuple[int, int, str] | None:
+        """Where the stop string ends that is complete first, and where it begins."""
         found = [(start + len(stop), start, stop) for stop in self._stop if (start := text.find(stop)) >= 0]
-        if not found:
-            return None
-        _, start, stop = min(found)
-        return start, stop
+        return min(found, default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
