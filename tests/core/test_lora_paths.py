@@ -56,9 +56,9 @@ def test_an_entry_of_no_form_is_refused(entry, sentence):
 
 def test_two_adapters_of_one_name_are_refused():
     with pytest.raises(ConfigError, match="two adapters 'sql': a/sql and b/sql; give one of them another name"):
-        parse_lora_paths(["a/sql", "b/sql"])
+        parse_lora_paths(("a/sql", "b/sql"))
 
-    assert [path.name for path in parse_lora_paths(["a/sql", "other=b/sql"])] == ["sql", "other"]
+    assert [path.name for path in parse_lora_paths(("a/sql", "other=b/sql"))] == ["sql", "other"]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import PurePath
@@ -33,13 +32,9 @@ class LoraPath:
     size_bytes: int = 0  # that the server's disks keep for it; 0: it lies in a folder
 
 
-def parse_lora_paths(entries: Sequence[str]) -> tuple[LoraPath, ...]:
-    """All entries of --lora-paths; two entries of one name are refused."""
-    return _parsed(tuple(entries))
-
-
 @lru_cache(maxsize=1)  # a start asks several times, and there may be thousands
-def _parsed(entries: tuple[str, ...]) -> tuple[LoraPath, ...]:
+def parse_lora_paths(entries: tuple[str, ...]) -> tuple[LoraPath, ...]:
+    """All entries of --lora-paths; two entries of one name are refused."""
     parsed = tuple(map(parse_lora_path, entries))
     paths: dict[str, str] = {}
     for entry in parsed:
