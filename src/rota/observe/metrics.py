@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -59,7 +60,7 @@ class Metrics:
         self._labels = {BASE: BASE_LABEL}
         self.adapters = Places(most_adapters, AdapterMeters, always=(BASE_LABEL,))
         self.keys = Places(most_keys, KeyMeters)  # empty on a server without keys
-        self.engines: dict[EngineId, EngineMeters] = {}
+        self.engines: defaultdict[EngineId, EngineMeters] = defaultdict(EngineMeters)
         self.meet(engines)
         self.connections = ConnectionMeters()  # changed by the server that listens
         self.traffic = traffic or TrafficMeters()
@@ -102,7 +103,7 @@ class Metrics:
     def meet(self, engines: Iterable[EngineId]) -> None:
         """Count from zero for these engines, and not from their first events. Engines may join at any time."""
         for engine_id in engines:
-            self._engine(engine_id)
+            _ = self.engines[engine_id]
 
     def asked(self, request_id: RequestId, adapter: AdapterId, at: float, _tenant: str = "") -> None:
         label = self._labels[adapter] = self._label(adapter)
@@ -139,7 +140,7 @@ class Metrics:
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _routed(self, event: Routed) -> None:
-        count(self._engine(event.engine_id).routes, event.reason)
+        count(self.engines[event.engine_id].routes, event.reason)
         if journey := self.journeys.get(event.request_id):
             journey.engine_id, journey.route = event.engine_id, event.reason
 
@@ -159,7 +160,7 @@ class Metrics:
 
     def _produced(self, event: Produced) -> None:
         """Only this handler works for every token."""
-        engine = self._engine(event.engine_id)
+        engine = self.engines[event.engine_id]
         engine.step_time.add(event.step_s)
         engine.computed_tokens += event.prompt_tokens
         at, journeys = event.at, self.journeys
@@ -217,7 +218,7 @@ class Metrics:
         was_read = event.adapter_id in self.loaded or event.adapter_id in self.lost
         if self.name_of(event.adapter_id) is None or not was_read:
             return self._gone(event)
-        self._engine(event.engine_id).losses += 1
+        self.engines[event.engine_id].losses += 1
         if not event.others_serve:
             self.loaded.discard(event.adapter_id)
             self.lost.add(event.adapter_id)
@@ -239,36 +240,30 @@ class Metrics:
         self.slots[place] = event
         if event.state is SlotState.LOADING:
             meters.loads += 1
-            self._engine(event.engine_id).rotations += event.reason is SlotReason.TURN_COME
+            self.engines[event.engine_id].rotations += event.reason is SlotReason.TURN_COME
         elif before:
-            self._engine(event.engine_id).load_time.add(event.at - before.at)
+            self.engines[event.engine_id].load_time.add(event.at - before.at)
 
     # ── policies and engines ─────────────────────────────────────────────────────────────────────────────────────
 
-    def _engine(self, engine_id: EngineId) -> EngineMeters:
-        meters = self.engines.get(engine_id)
-        if meters is None:
-            meters = self.engines[engine_id] = EngineMeters()
-        return meters
-
     def _drain_changed(self, event: DrainChanged) -> None:
-        count(self._engine(event.engine_id).drains, event.state.value)
+        count(self.engines[event.engine_id].drains, event.state.value)
 
     def _released(self, event: PrefillsReleased) -> None:
-        engine = self._engine(event.engine_id)
+        engine = self.engines[event.engine_id]
         count(engine.delays, event.reason)
         if event.passes:
             engine.delay_passes.add(event.passes)
             engine.delay_wait.add(event.waited_s)
 
     def _pause_changed(self, event: PauseChanged) -> None:
-        self._engine(event.engine_id).is_paused = event.is_paused
+        self.engines[event.engine_id].is_paused = event.is_paused
 
     def _stood_still(self, event: StoodStill) -> None:
         if event.is_news:
-            count(self._engine(event.engine_id).standstills, event.kind)
+            count(self.engines[event.engine_id].standstills, event.kind)
 
     def _restarted(self, event: EngineRestarted) -> None:
-        self._engine(event.engine_id).restarts += 1
-        self._engine(event.engine_id).is_paused = False  # a new engine says so itself
+        self.engines[event.engine_id].restarts += 1
+        self.engines[event.engine_id].is_paused = False  # a new engine says so itself
         self.slots = {place: change for place, change in self.slots.items() if place[0] != event.engine_id}

@@ -130,9 +130,7 @@ class Recorder:
     _ended: list[Finished] = field(default_factory=list)
 
     def asked(self, request_id: RequestId, adapter: AdapterId, at: float, _tenant: str = "") -> None:
-        gaps = self.gaps.get(adapter)
-        if gaps is None:
-            gaps = self.gaps[adapter] = array("d")
+        gaps = self.gaps.setdefault(adapter, array("d"))
         self.records[request_id] = RequestRecord(adapter, at, (gaps,))
 
     def note_tenant(self, request_id: RequestId, tenant: str) -> None:
