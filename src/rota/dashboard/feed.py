@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
@@ -48,10 +49,8 @@ def merged(standings: Iterable[AdapterStanding]) -> dict[AdapterId, AdapterStand
 
 
 def _together(one: AdapterStanding, other: AdapterStanding) -> AdapterStanding:
-    waiting = [standing for standing in (one, other) if standing.oldest_at is not None]
-    oldest = min(waiting, key=lambda standing: standing.oldest_at or 0.0, default=one)
     return replace(
-        oldest,
+        min(one, other, key=lambda standing: math.inf if standing.oldest_at is None else standing.oldest_at),
         waiting=one.waiting + other.waiting,
         running=one.running + other.running,
         parked=one.parked + other.parked,

@@ -24,12 +24,7 @@ MAX_PATTERN = 16 * 1024
 
 def lark(text: str, param: str) -> Grammar:
     """A text of a grammar in the library's own language."""
-    return grammar_of({"lark_grammar": text}, param)
-
-
-def grammar_of(part: Mapping[str, Any], param: str) -> Grammar:
-    """One grammar by itself."""
-    return Grammar(written([{"name": "answer", **part}], param), param)
+    return Grammar(written([{"name": "answer", "lark_grammar": text}], param), param)
 
 
 def written(parts: Sequence[Mapping[str, Any]], param: str) -> str:
@@ -136,7 +131,7 @@ __all__ = ["Tag", "after_thinking", "choice", "ebnf", "either", "json_object", "
 
 def json_schema(schema: Mapping[str, Any] | bool, param: str) -> Grammar:
     """JSON that meets a schema. Raises RequestError with the place of a keyword that cannot be kept."""
-    return grammar_of({"json_schema": library_schema(schema, param)}, param)
+    return Grammar(written([{"name": "answer", "json_schema": library_schema(schema, param)}], param), param)
 
 
 def json_object(param: str) -> Grammar:
