@@ -15,89 +15,80 @@ from starlette.requests import ClientDisconnect
 from rota.core.errors import AdapterError, Fault, FaultCode, RequestError
 from rota.server.call import HEADER, kept_name
 
+# What a status means to a client; of all others, that the request is wrong, or from 500 on that the server is at fault.
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error", 504: "timeout_error"}
+
+
+def error_type(status: int) -> str:
+    return _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+
 
 @dataclass(frozen=True, slots=True)
 class ErrorKind:
     """How a fault looks to an HTTP client."""
 
     status: int
-    type: str
     meaning: str  # as docs/serving.md shows it; a client's message describes its own case
     retry_after_s: int | None = None
 
+    @property
+    def type(self) -> str:
+        return error_type(self.status)
 
-_INVALID = "invalid_request_error"
 
 ERROR_KINDS: dict[FaultCode, ErrorKind] = {
-    FaultCode.BAD_FIELD: ErrorKind(
-        400, _INVALID, "A field is missing, wrong, unknown or not supported; `param` names it."
-    ),
-    FaultCode.DUPLICATE_ID: ErrorKind(400, _INVALID, "A request of this id is open already."),
+    FaultCode.BAD_FIELD: ErrorKind(400, "A field is missing, wrong, unknown or not supported; `param` names it."),
+    FaultCode.DUPLICATE_ID: ErrorKind(400, "A request of this id is open already."),
     FaultCode.UNKNOWN_MODEL: ErrorKind(
-        404, _INVALID, "No model or adapter of this name is loaded; the message lists those that are."
+        404, "No model or adapter of this name is loaded; the message lists those that are."
     ),
-    FaultCode.UNKNOWN_ADAPTER: ErrorKind(404, _INVALID, "The adapter was unloaded before the request could start."),
-    FaultCode.UNKNOWN_REQUEST: ErrorKind(404, _INVALID, "No request of this id is open, or it is another key's."),
-    FaultCode.ADAPTER_FAILED: ErrorKind(400, _INVALID, "The adapter cannot be loaded, unloaded or served."),
-    FaultCode.ADAPTER_CHANGED: ErrorKind(
-        409, _INVALID, "The files of the adapter are others than when this version was loaded."
-    ),
+    FaultCode.UNKNOWN_ADAPTER: ErrorKind(404, "The adapter was unloaded before the request could start."),
+    FaultCode.UNKNOWN_REQUEST: ErrorKind(404, "No request of this id is open, or it is another key's."),
+    FaultCode.ADAPTER_FAILED: ErrorKind(400, "The adapter cannot be loaded, unloaded or served."),
+    FaultCode.ADAPTER_CHANGED: ErrorKind(409, "The files of the adapter are others than when this version was loaded."),
     FaultCode.QUARANTINED: ErrorKind(
-        503, "server_error", "Engines died while they read this adapter; an operator may lift the quarantine."
+        503, "Engines died while they read this adapter; an operator may lift the quarantine."
     ),
-    FaultCode.NOT_PAUSED: ErrorKind(409, _INVALID, "The server was resumed while /pause waited for its answers."),
-    FaultCode.PROMPT_TOO_LONG: ErrorKind(413, _INVALID, "The prompt does not fit the context."),
-    FaultCode.KV_TOO_SMALL: ErrorKind(413, _INVALID, "The prompt would not fit the KV cache even if it were empty."),
+    FaultCode.NOT_PAUSED: ErrorKind(409, "The server was resumed while /pause waited for its answers."),
+    FaultCode.PROMPT_TOO_LONG: ErrorKind(413, "The prompt does not fit the context."),
+    FaultCode.KV_TOO_SMALL: ErrorKind(413, "The prompt would not fit the KV cache even if it were empty."),
     FaultCode.BODY_TOO_LARGE: ErrorKind(
-        413, _INVALID, "The body is larger than `--max-body-mb`, holds too many values, or takes too long to read."
+        413, "The body is larger than `--max-body-mb`, holds too many values, or takes too long to read."
     ),
-    FaultCode.BODY_TOO_SLOW: ErrorKind(408, _INVALID, "The body did not arrive within `--body-timeout`."),
-    FaultCode.UNAUTHORIZED: ErrorKind(401, "authentication_error", "The key is missing or not known."),
-    FaultCode.FORBIDDEN: ErrorKind(403, "permission_error", "The key may not do this, or may not use this name."),
+    FaultCode.BODY_TOO_SLOW: ErrorKind(408, "The body did not arrive within `--body-timeout`."),
+    FaultCode.UNAUTHORIZED: ErrorKind(401, "The key is missing or not known."),
+    FaultCode.FORBIDDEN: ErrorKind(403, "The key may not do this, or may not use this name."),
     FaultCode.KEY_FULL: ErrorKind(
-        403,
-        "permission_error",
-        "The key's adapters take as much as they may: `max_adapters`, `max_adapter_bytes`, or a fair share.",
+        403, "The key's adapters take as much as they may: `max_adapters`, `max_adapter_bytes`, or a fair share."
     ),
     FaultCode.RATE_LIMITED: ErrorKind(
-        429,
-        "rate_limit_error",
-        "The key has used up its minute, or its open answers hold too many tokens.",
-        retry_after_s=1,
+        429, "The key has used up its minute, or its open answers hold too many tokens.", retry_after_s=1
     ),
     FaultCode.QUEUE_FULL: ErrorKind(
         429,
-        "rate_limit_error",
         "Too many requests or large bodies wait (`--max-queued-requests`, or the key's `max_queued`), the key "
         "sends too many adapters (`max_uploads`), or too many dashboards are open.",
         retry_after_s=1,
     ),
     FaultCode.NOT_A_NUMBER: ErrorKind(
-        500, "server_error", "The model or the adapter computed a value that is not a number; a retry will not help."
+        500, "The model or the adapter computed a value that is not a number; a retry will not help."
     ),
     FaultCode.DISK_FAILED: ErrorKind(
-        500, "server_error", "A disk of the server cannot be written, or fails; operators are told which."
+        500, "A disk of the server cannot be written, or fails; operators are told which."
     ),
     FaultCode.SOURCE_AWAY: ErrorKind(
-        502, "server_error", "The source of an adapter cannot be reached, or does not answer in time.", retry_after_s=5
+        502, "The source of an adapter cannot be reached, or does not answer in time.", retry_after_s=5
     ),
-    FaultCode.ENGINE_DIED: ErrorKind(
-        503, "server_error", "The engine is down, or died under the request.", retry_after_s=5
-    ),
+    FaultCode.ENGINE_DIED: ErrorKind(503, "The engine is down, or died under the request.", retry_after_s=5),
     FaultCode.TEXT_WORKER_DIED: ErrorKind(
-        503, "server_error", "The process that read the body died, perhaps for lack of memory.", retry_after_s=5
+        503, "The process that read the body died, perhaps for lack of memory.", retry_after_s=5
     ),
-    FaultCode.STOPPING: ErrorKind(503, "server_error", "The server is stopping.", retry_after_s=5),
+    FaultCode.STOPPING: ErrorKind(503, "The server is stopping.", retry_after_s=5),
     FaultCode.TOO_MANY_CONNECTIONS: ErrorKind(
-        503,
-        "server_error",
-        "Too many connections are busy (`--max-connections`, `--max-connections-per-address`).",
-        retry_after_s=1,
+        503, "Too many connections are busy (`--max-connections`, `--max-connections-per-address`).", retry_after_s=1
     ),
-    FaultCode.TIMED_OUT: ErrorKind(504, "timeout_error", "The request took longer than `--request-timeout`."),
-    FaultCode.DISK_FULL: ErrorKind(
-        507, "server_error", "A disk of the server has no room for an adapter; operators are told which."
-    ),
+    FaultCode.TIMED_OUT: ErrorKind(504, "The request took longer than `--request-timeout`."),
+    FaultCode.DISK_FULL: ErrorKind(507, "A disk of the server has no room for an adapter; operators are told which."),
 }
 
 
@@ -114,7 +105,7 @@ class ClientGone(Exception):
 
 
 def error_body(fault: Fault) -> dict[str, Any]:
-    return _body(fault.message, ERROR_KINDS[fault.code].type, fault.param, fault.code.value)
+    return _body(fault.message, ERROR_KINDS[fault.code].status, fault.param, fault.code.value)
 
 
 # Hears of every error that a client is told: its kind, and a sentence that quotes nothing of the client's.
@@ -163,7 +154,7 @@ def install_error_handlers(
     @app.exception_handler(HTTPException)
     async def no_such_route(request: Request, error: HTTPException) -> Response:
         message = f"{request.method} {request.url.path}: {error.detail}."
-        return written(request, _body(message, _INVALID), error.status_code, error.headers or {})
+        return written(request, _body(message, error.status_code), error.status_code, error.headers or {})
 
     @app.exception_handler(RequestValidationError)
     async def bad_parameter(request: Request, error: RequestValidationError) -> Response:
@@ -180,7 +171,7 @@ def install_error_handlers(
     async def internal_error(request: Request, error: Exception) -> Response:
         message = f"The server failed with {type(error).__name__}; its log has the details."
         on_error("internal_error", message)
-        return written(request, _body(message, "server_error"), 500, {})
+        return written(request, _body(message, 500), 500, {})
 
 
 def _headers(error: RequestError, kind: ErrorKind) -> dict[str, str]:
@@ -190,5 +181,5 @@ def _headers(error: RequestError, kind: ErrorKind) -> dict[str, str]:
     return {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}
 
 
-def _body(message: str, type: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    return {"error": {"message": message, "type": type, "param": param, "code": code}}
+def _body(message: str, status: int, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    return {"error": {"message": message, "type": error_type(status), "param": param, "code": code}}

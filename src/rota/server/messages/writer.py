@@ -16,7 +16,7 @@ from rota.server.answers.answer import Answer
 from rota.server.answers.blocks import AnswerBlocks, Block, BlockStep, Change
 from rota.server.answers.respond import ResponseWriter, RotaBody, moves_field, named_event, respond
 from rota.server.context import AppContext
-from rota.server.errors import ERROR_KINDS
+from rota.server.errors import ERROR_KINDS, error_type
 from rota.server.messages.call import MessagesFields, PromptFields, read_count, read_messages
 from rota.server.openai.chat_fields import ChatCall
 from rota.server.openai.tokenize_routes import answer_at_once
@@ -26,21 +26,15 @@ from rota.server.streams import Delta
 # ── errors ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 # Errors in Anthropic's shape.
 
-_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-}
+# Where Anthropic's word is another than OpenAI's.
+_BY_STATUS = {404: "not_found_error", 413: "request_too_large", 503: "overloaded_error"}
+_BY_TYPE = {"server_error": "api_error"}
 
 
 def messages_error(status: int, message: str) -> dict[str, Any]:
     """The body of an error with this status, and the last event of a stream that failed."""
-    kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    usual = error_type(status)
+    kind = _BY_STATUS.get(status) or _BY_TYPE.get(usual, usual)
     return {"type": "error", "error": {"type": kind, "message": message}}
 
 
