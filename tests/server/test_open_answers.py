@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from starlette.requests import ClientDisconnect
 
 from rota.core.config import ServerConfig
 from rota.core.errors import RequestError
@@ -22,7 +23,6 @@ from rota.server.answers.answer import TOKENS_AT_A_TIME, Answer
 from rota.server.calls.call import Call
 from rota.server.calls.prompts import CallPrompts
 from rota.server.context import AppContext
-from rota.server.errors import ClientGone
 from rota.server.open_answers import CallIdentity
 from rota.server.streams import Delta
 from rota.server.traffic.route import Chosen
@@ -104,7 +104,7 @@ async def cancel(context: AppContext, answer: Answer) -> None:
 async def leave(_: AppContext, answer: Answer) -> None:
     await answer.next()
     answer.reply.abandon()
-    with pytest.raises(ClientGone):
+    with pytest.raises(ClientDisconnect):
         await answer.next()
 
 

@@ -100,10 +100,6 @@ class RetryLater(RequestError):
         self.retry_after_s = retry_after_s
 
 
-class ClientGone(Exception):
-    """The client has disconnected."""
-
-
 def error_body(fault: Fault) -> dict[str, Any]:
     return _body(fault.message, ERROR_KINDS[fault.code].status, fault.param, fault.code.value)
 
@@ -163,8 +159,7 @@ def install_error_handlers(
         return await refuse(request, RequestError.bad_field(param, f"{param}: {problem['msg']}."))
 
     @app.exception_handler(ClientDisconnect)
-    @app.exception_handler(ClientGone)
-    async def client_left(_: Request, __: Exception) -> Response:
+    async def client_left(_: Request, __: ClientDisconnect) -> Response:
         return Response(status_code=499)
 
     @app.exception_handler(Exception)

@@ -10,6 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from starlette.requests import ClientDisconnect
+
 from rota.core.errors import Fault, FaultCode, RequestError
 from rota.core.events import Admitted, Event, Finished, FinishReason, Moved, Produced, PromptsScored
 from rota.core.ids import RequestId
@@ -18,7 +20,6 @@ from rota.core.plan import TokenLogprobs
 from rota.core.request import Request
 from rota.observe.observer import Observer
 from rota.runtime.service import Service
-from rota.server.errors import ClientGone
 from rota.text.parsed_delta import NOTHING_SAID, ParsedDelta
 
 # ── observers ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -102,12 +103,12 @@ class CallReply:
             self._timer = asyncio.get_running_loop().call_later(idle_s, self._wake_if_idle, idle_s)
 
     async def next(self) -> list[Delta]:
-        """Wait for news, then return it. Empty after `idle_s` without news. Raises ClientGone."""
+        """Wait for news, then return it. Empty after `idle_s` without news. Raises ClientDisconnect."""
         if self._timer:
             self._waits_since = time.monotonic()
         await self._news.wait()
         if self._is_abandoned:
-            raise ClientGone
+            raise ClientDisconnect
         self._news.clear()
         deltas, self._deltas = self._deltas, {}
         return list(deltas.values())

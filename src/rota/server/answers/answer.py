@@ -219,7 +219,7 @@ class Answer(OpenAnswer):
         return [one.whole for one in gathered]
 
     async def next(self) -> list[Delta]:
-        """The next deltas, or none after `idle_s` without tokens. Raises RequestError or ClientGone."""
+        """The next deltas, or none after `idle_s` without tokens. Raises RequestError or ClientDisconnect."""
         opening, self._opening = self._opening, []
         deltas = await self.reply.next()
         self._usage = None

@@ -12,6 +12,7 @@ import msgspec
 from fastapi import Request as HttpRequest
 from fastapi import Response
 from pydantic import BaseModel, Field
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from rota.core.errors import Fault, RequestError
@@ -23,7 +24,7 @@ from rota.server.call import HEADER
 from rota.server.calls.call import Call
 from rota.server.calls.reading_room import Work
 from rota.server.context import AppContext
-from rota.server.errors import ClientGone, error_body, note
+from rota.server.errors import error_body, note
 from rota.server.open_answers import CallIdentity
 from rota.server.streams import Delta
 
@@ -273,7 +274,7 @@ async def _packets(
     except RequestError as error:
         note(context.on_error, error.fault)
         yield writer.failure(error.fault)
-    except ClientGone:
+    except ClientDisconnect:
         return
 
 
