@@ -228,10 +228,12 @@ class Registry:
         """As `find`, but None for an unknown name."""
         if model is None or model == self.base.name:
             return self.base
-        name = model.removeprefix(self._prefix)
-        return self.loaded(name) or self._numbered(name)
+        return self.exact(model.removeprefix(self._prefix))
 
-    def _numbered(self, label: str) -> Adapter | None:
+    def exact(self, label: str) -> Adapter | None:
+        """A loaded name, or a version of one as `name@version`."""
+        if loaded := self.loaded(label):
+            return loaded
         name, number = split_label(label) or (label, 0)
         return next((one for one in self.versions(name) if one.version == number), None)
 

@@ -192,7 +192,8 @@ class Ready:
 
     def __init__(self) -> None:
         self.removed: list[AdapterId] = []
-        self.adapters = AdapterManager(cast(Service, self), Registry("letters", "/models/letters"))
+        self.registry = Registry("letters", "/models/letters")
+        self.adapters = AdapterManager(cast(Service, self), self.registry)
 
     def send(self, message: Message) -> None:
         if isinstance(message, AddAdapter):
@@ -216,4 +217,4 @@ def test_a_right_that_is_lost_while_a_version_is_read_keeps_the_name_as_it_was()
             await service.adapters.update(LoraPath(name="owl", path="/b"), decide=decide)
 
     asyncio.run(renew())
-    assert ([one.path for one in service.adapters.loaded], service.removed) == (["/a"], [2])
+    assert ([one.path for one in service.registry.adapters], service.removed) == (["/a"], [2])

@@ -74,12 +74,9 @@ class Listing:
 
     def all_for(self, key: Key) -> Iterator[AdapterBody]:
         """All adapters that a key may use, without the base model. One that is unloaded meanwhile is left out."""
-        for adapter in self._adapters.loaded:
-            if key.may_use(adapter.name) and adapter.name in self:
+        for adapter in self._registry.adapters:
+            if key.may_use(adapter.name) and self._registry.loaded(adapter.name):
                 yield self.one(key, adapter.name)
-
-    def __contains__(self, name: str) -> bool:
-        return self._registry.loaded(name) is not None
 
     def one(self, key: Key, name: str) -> AdapterBody:
         """A loaded name: its newest version first."""

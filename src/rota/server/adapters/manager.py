@@ -175,14 +175,6 @@ class AdapterManager:
         # Hears of a name that is unloaded with all its versions, before anything else happens.
         self.on_unload: Callable[[str], object] = lambda _: None
 
-    @property
-    def loaded(self) -> list[Adapter]:
-        return self._registry.adapters
-
-    def has(self, name: str) -> bool:
-        """Whether an adapter is loaded under exactly this name."""
-        return self._registry.loaded(name) is not None
-
     async def load(self, asked: LoraPath, decide: Decide = as_it_is) -> Adapter:
         """Returns when the adapter can serve requests. Raises AdapterError with the reason if it cannot.
 

@@ -9,7 +9,7 @@ import msgspec
 from fastapi import Request, Response
 from fastapi.responses import PlainTextResponse
 
-from rota.core.adapter import Adapter, listed, split_label
+from rota.core.adapter import Adapter, listed
 from rota.core.errors import AdapterError, Fault, FaultCode, RequestError
 from rota.core.lora_paths import LoraPath
 from rota.runtime.registry import Registry
@@ -18,7 +18,7 @@ from rota.server.access.audit import audited
 from rota.server.access.disclosure import path_for, reason_for
 from rota.server.access.keys import Key
 from rota.server.adapters.listing import AdapterBody
-from rota.server.adapters.manager import AT_ONCE, MAX_NAME, AdapterManager, check_name
+from rota.server.adapters.manager import AT_ONCE, MAX_NAME, check_name
 from rota.server.adapters.updates import RemovedBody, UpdatedBody, UpdateFields, read_query
 from rota.server.calls.fields import Fields, Unsupported, read_body
 from rota.server.context import AppContext
@@ -136,8 +136,8 @@ async def _unload(context: AppContext, http: Request, name: str) -> str | None:
     key = context.access.key_of(http)
     with audited(http, key, "unload", adapter=name) as details:
         context.access.loader_of(http, name)
-        if not (context.adapters.has(name) and key.may_use(name)):
-            loaded = listed(sorted(_own_adapters(context.adapters, key)))
+        if not (context.registry.loaded(name) and key.may_use(name)):
+            loaded = listed(sorted(_own_adapters(context.registry, key)))
             raise AdapterError(f"No adapter named '{name[:MAX_NAME]}' is loaded; loaded are: {loaded}.")
         if await context.adapters.unload(name):
             return None
@@ -152,13 +152,13 @@ async def _outcome(context: AppContext, http: Request, act: Awaitable[str | None
         message = await act
     except AdapterError as error:
         message, status = reason_for(key, str(error)), ERROR_KINDS[error.code].status
-    body = AdaptersBody(status == 200, message, _own_adapters(context.adapters, key))
+    body = AdaptersBody(status == 200, message, _own_adapters(context.registry, key))
     return Response(msgspec.json.encode(body), status, media_type="application/json")
 
 
-def _own_adapters(adapters: AdapterManager, key: Key) -> dict[str, str]:
+def _own_adapters(registry: Registry, key: Key) -> dict[str, str]:
     """By name: the folder for operators, and the name for other keys."""
-    return {adapter.name: path_for(key, adapter) for adapter in adapters.loaded if key.may_use(adapter.name)}
+    return {adapter.name: path_for(key, adapter) for adapter in registry.adapters if key.may_use(adapter.name)}
 
 
 # ── versions ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -177,7 +177,7 @@ async def adapter(context: AppContext, name: str, http: Request) -> AdapterBody:
     key = context.access.key_of(http)
     if not key.may_use(name):
         context.access.find(key, name)  # which says that it may not
-    if name not in context.listing:
+    if context.registry.loaded(name) is None:
         raise _unknown(context.access, key, name)
     return context.listing.one(key, name)
 
@@ -222,7 +222,7 @@ async def remove(context: AppContext, name: str, http: Request) -> RemovedBody:
     access, registry = context.access, context.registry
     key = access.key_of(http)
     with audited(http, key, "unload", adapter=name) as details:
-        found = _named(registry, name)
+        found = registry.exact(name)
         access.loader_of(http, found.name if found else name)
         if found is None:
             raise _unknown(access, key, name)
@@ -232,14 +232,6 @@ async def remove(context: AppContext, name: str, http: Request) -> RemovedBody:
         if not is_gone:
             details["in_background"] = True
     return RemovedBody(name=found.name, versions=[one.version for one in versions], is_gone=is_gone)
-
-
-def _named(registry: Registry, label: str) -> Adapter | None:
-    """What exactly a client names: a loaded name, or a version of one."""
-    if loaded := registry.loaded(label):
-        return loaded
-    name, number = split_label(label) or (label, 0)
-    return next((one for one in registry.versions(name) if one.version == number), None)
 
 
 def _unknown(access: Access, key: Key, name: str) -> RequestError:
