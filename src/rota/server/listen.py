@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from types import FrameType
 
 import uvicorn
@@ -21,6 +22,9 @@ from rota.runtime.client import EngineClient
 from rota.runtime.service import ServicePhase
 from rota.server.door.connection import BoundedConnection
 from rota.server.door.door import METRICS_FLAGS, PORT_FLAGS, Door, taken
+
+# Uvicorn's lines get the server's log format.
+_config = partial(uvicorn.Config, http=BoundedConnection, ws="none", log_config=None, log_level="warning")
 
 # ── notify ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 # A service manager such as systemd is told when the server serves, and when it stops.
@@ -67,9 +71,7 @@ class MetricsPort:
 
     def open(self, app: FastAPI, server: uvicorn.Server) -> None:
         """Connections are among those of `server`, which closes them when it stops."""
-        config = uvicorn.Config(
-            app, http=BoundedConnection, ws="none", log_config=None, log_level="warning", lifespan="off"
-        )
+        config = _config(app, lifespan="off")
         config.load()
         beside = uvicorn.Server(config)
         beside.lifespan = config.lifespan_class(config)
@@ -107,17 +109,7 @@ class GracefulServer(uvicorn.Server):
         say: Say,
         metrics_port: MetricsPort | None = None,
     ) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,
-                http=BoundedConnection,
-                ws="none",
-                log_config=None,  # uvicorn's lines get the server's log format
-                log_level="warning",
-                lifespan="on",
-                timeout_graceful_shutdown=_READ_S,
-            )
-        )
+        super().__init__(_config(app, lifespan="on", timeout_graceful_shutdown=_READ_S))
         self._service, self._door, self._drain_s, self._say = service, door, drain_s, say
         self._meters: ConnectionMeters = app.state.connections
         self._metrics_port = metrics_port
