@@ -20,12 +20,12 @@ Tokens = tuple[int, ...]
 MAX_REQUESTS = 1024
 
 _TEXTS = {"type": "array", "items": {"type": "string"}, "minItems": 1}
-_TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
-_TOKEN_LISTS = {"type": "array", "items": _TOKENS, "minItems": 1}
+TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+TOKEN_LISTS = {"type": "array", "items": TOKENS, "minItems": 1}
 
-TokenList = Annotated[list[int], Field(fail_fast=True), WithJsonSchema(_TOKENS)]
+TokenList = Annotated[list[int], Field(fail_fast=True), WithJsonSchema(TOKENS)]
 # Checked in one pass by our code: pydantic would try every type on every item of a long list.
-Prompt = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string"}, _TEXTS, _TOKENS, _TOKEN_LISTS]})]
+Prompt = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string"}, _TEXTS, TOKENS, TOKEN_LISTS]})]
 
 
 @dataclass(frozen=True, slots=True)

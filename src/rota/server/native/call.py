@@ -14,7 +14,7 @@ from rota.core.request import MAX_LOGPROBS, MAX_SEED, SamplingParams
 from rota.server.call import checked_name
 from rota.server.calls.call import Call, ModelNames
 from rota.server.calls.fields import CacheSalt, Count, Fields, Unsupported, read_body, unless, within
-from rota.server.calls.prompts import CallPrompts, Texts
+from rota.server.calls.prompts import TOKEN_LISTS, TOKENS, CallPrompts, Texts
 from rota.server.calls.sampling import CommonSampling, FormFields, guided, placed
 from rota.server.openai.sampling_fields import StreamOptions
 from rota.text.stream import TextOptions
@@ -54,9 +54,8 @@ class NativeSampling(FormFields, CommonSampling):
         return guided(params, self.grammar(), tokenizer.eos_ids)
 
 
-_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 # Checked in one pass where it is tokenized.
-InputIds = Annotated[Any, WithJsonSchema({"anyOf": [_IDS, {"type": "array", "items": _IDS, "minItems": 1}]})]
+InputIds = Annotated[Any, WithJsonSchema({"anyOf": [TOKENS, TOKEN_LISTS]})]
 
 
 class GenerateFields(Fields):
