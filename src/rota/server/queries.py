@@ -47,10 +47,6 @@ class Gathering:
         """Those that have come, by engine."""
         return tuple(self._answers[engine_id] for engine_id in sorted(self._answers))
 
-    @property
-    def is_complete(self) -> bool:
-        return not self._missing
-
     def take(self, event: Inspected | CacheFlushed) -> None:
         self._answers[event.engine_id] = event
         self.expect_no_more(event.engine_id)
@@ -132,7 +128,7 @@ class Queries:
     async def flush_cache(self) -> CacheFlushed | None:
         """Drop the KV of earlier prompts everywhere. None if an engine does not answer in time."""
         asking = await self._ask_all("flush", FlushCache(time.monotonic()))
-        if asking is None or not asking.answers or not asking.is_complete:
+        if asking is None or not asking.answers or not asking.done.done():
             return None
         return CacheFlushed(asking.answers[-1].at, sum(one.blocks for one in asking.answers))
 

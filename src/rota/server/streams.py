@@ -93,7 +93,7 @@ class CallReply:
         self._deltas: dict[int, Delta] = {}
         self._news = asyncio.Event()
         self._is_abandoned = False
-        self.is_cancelled = False
+        self._is_cancelled = False
         self.produced = 0  # tokens that the engine made, also those that no client has read
         self.wakes_at = 1  # so many tokens of one request; any other news wakes the reader at once
         self._idle_s = idle_s
@@ -133,7 +133,7 @@ class CallReply:
 
     def cancel(self, position: int | None = None) -> None:
         """End one request, or all, for another caller. The client still gets the tokens so far, then an abort."""
-        self.is_cancelled = True
+        self._is_cancelled = True
         for other, request_id in self._open.items():
             if position in (None, other):
                 self._streams.send_abort(request_id)
@@ -155,8 +155,9 @@ class CallReply:
             delta = self._deltas[position] = Delta(position)
         return delta
 
-    def forget(self, position: int) -> None:
+    def note_end(self, position: int, ending: Finished) -> None:
         """A request has ended in the engine."""
+        self.delta(position).ending = _explained(ending, self._is_cancelled)
         self._open.pop(position, None)
 
     def wake(self) -> None:
@@ -230,8 +231,7 @@ class Streams:
                 case Finished(request_id=request_id):
                     if waiting := self._waiting.pop(request_id, None):
                         reply, position = waiting
-                        reply.delta(position).ending = _explained(event, reply.is_cancelled)
-                        reply.forget(position)
+                        reply.note_end(position, event)
                         touched[reply] = None
         for reply in touched:
             reply.wake()
