@@ -192,12 +192,12 @@ def test_calls_and_their_results_become_messages_of_a_chat():
         {"role": "user", "content": "how warm?"},
         {
             "role": "assistant",
-            "content": [{"type": "text", "text": "Let me see."}],
+            "content": "Let me see.",
             "tool_calls": [call],
             "reasoning_content": "I ask.",
         },
         {"role": "tool", "tool_call_id": "t1", "content": "Error: no net"},
-        {"role": "user", "content": [{"type": "text", "text": "try again"}]},
+        {"role": "user", "content": "try again"},
     ]
     assert conversation.places["messages.2"] == "messages.2.content.0"
     assert conversation.places["messages.3"] == "messages.2"

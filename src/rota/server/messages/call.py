@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
 import msgspec
 from pydantic import ConfigDict, Discriminator, Field, Tag
@@ -28,10 +28,9 @@ class TextBlock(Fields):
     cache_control: dict[str, Any] | None = None
     citations: Unsupported = None
 
-    def part(self, where: str) -> dict[str, str]:
-        """The block as a chat has it."""
+    def read(self, where: str) -> str:
         self.refuse_unsupported(f"{where}.")
-        return {"type": "text", "text": self.text}
+        return self.text
 
 
 class ToolUseBlock(Fields):
@@ -61,10 +60,10 @@ class OtherBlock(Fields):
 
     type: str | None = None
 
-    def refusal(self, where: str) -> RequestError:
+    def read(self, where: str) -> NoReturn:
         kind = f"of type '{self.type[:100]}'" if self.type else "without a type"
         message = f"{where} is a block {kind}; Rota reads text, tool_use, tool_result and thinking."
-        return RequestError.bad_field(f"{where}.type", message)
+        raise RequestError.bad_field(f"{where}.type", message)
 
 
 def _kind(block: Any) -> str:
@@ -92,8 +91,7 @@ class ToolResultBlock(Fields):
 
     def text(self, where: str) -> str:
         """Chat templates have no word for a failure, so the text says it."""
-        parts = text_parts(self.content or "", f"{where}.content")
-        text = "\n".join(part["text"] for part in parts)
+        text = text_of(self.content or "", f"{where}.content")
         return f"Error: {text}" if self.is_error else text
 
 
@@ -108,16 +106,11 @@ Block = Annotated[
 Content = Annotated[list[Block], Field(fail_fast=True)]
 
 
-def text_parts(content: str | list[TextBlock | OtherBlock], where: str) -> list[dict[str, str]]:
-    """Texts as a chat has them. Raises RequestError for a block that is no text."""
+def text_of(content: str | list[TextBlock | OtherBlock], where: str) -> str:
+    """All of it as one text, as a chat reads its parts. Raises RequestError for a block that is no text."""
     if isinstance(content, str):
-        return [{"type": "text", "text": content}] if content else []
-    parts = []
-    for index, block in enumerate(content):
-        if isinstance(block, OtherBlock):
-            raise block.refusal(f"{where}.{index}")
-        parts.append(block.part(f"{where}.{index}"))
-    return parts
+        return content
+    return "\n".join([block.read(f"{where}.{index}") for index, block in enumerate(content)])
 
 
 # ── fields ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -229,7 +222,7 @@ class MessagesConversation:
         self.messages: list[dict[str, Any]] = []
         self.places: dict[str, str] = {}
         if fields.system:
-            self._add({"role": "system", "content": text_parts(fields.system, "system")}, "system")
+            self._add({"role": "system", "content": text_of(fields.system, "system")}, "system")
         for index, message in enumerate(fields.messages):
             where = f"messages.{index}"
             if not message.content:
@@ -249,49 +242,45 @@ class MessagesConversation:
         return last["role"] == "assistant" and "tool_calls" not in last
 
     def _user(self, message: MessageFields, where: str) -> None:
-        texts: list[dict[str, str]] = []
+        texts: list[str] = []
         for index, block in enumerate(message.content):
             place = f"{where}.content.{index}"
             match block:
-                case TextBlock():
-                    texts.append(block.part(place))
+                case TextBlock() | OtherBlock():
+                    texts.append(block.read(place))
                 case ToolResultBlock():
                     texts = self._flush(message.role, texts, where)
                     self.places[f"messages.{len(self.messages)}.tool_call_id"] = f"{place}.tool_use_id"
                     result = {"role": "tool", "tool_call_id": block.tool_use_id, "content": block.text(place)}
                     self._add(result, place)
-                case OtherBlock():
-                    raise block.refusal(place)
                 case _:
                     raise _misplaced(block, place, message.role)
         self._flush(message.role, texts, where)
 
     def _turn(self, message: MessageFields, where: str) -> None:
         """The model's turn: thoughts, text and calls are one message."""
-        texts: list[dict[str, str]] = []
+        texts: list[str] = []
         calls: list[dict[str, Any]] = []
         thoughts: list[str] = []
         for index, block in enumerate(message.content):
             place = f"{where}.content.{index}"
             match block:
-                case TextBlock():
-                    texts.append(block.part(place))
+                case TextBlock() | OtherBlock():
+                    texts.append(block.read(place))
                 case ToolUseBlock():
                     self.places[f"messages.{len(self.messages)}.tool_calls.{len(calls)}.function"] = place
                     calls.append(_call(block))
                 case ThinkingBlock():
                     thoughts.append(block.thinking)
-                case OtherBlock():
-                    raise block.refusal(place)
                 case _:
                     raise _misplaced(block, place, message.role)
-        turn: dict[str, Any] = {"role": "assistant", "content": texts or (None if calls else "")}
+        turn: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts) or (None if calls else "")}
         turn |= {"tool_calls": calls} if calls else {}
         self._add(turn | ({"reasoning_content": "\n".join(thoughts)} if any(thoughts) else {}), where)
 
-    def _flush(self, role: str, texts: list[dict[str, str]], where: str) -> list[dict[str, str]]:
+    def _flush(self, role: str, texts: list[str], where: str) -> list[str]:
         if texts:
-            self._add({"role": role, "content": texts}, where)
+            self._add({"role": role, "content": "\n".join(texts)}, where)
         return []
 
     def _add(self, message: dict[str, Any], where: str) -> None:

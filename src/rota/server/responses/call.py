@@ -29,24 +29,23 @@ class TextPart(Fields):
     type: str = Field(json_schema_extra={"enum": ["input_text", "output_text", "reasoning_text", "summary_text"]})
     text: str | None = Field(default=None, json_schema_extra={"type": "string"})
 
-    def checked(self, where: str) -> dict[str, str]:
-        """The part as a chat has it."""
+    def read(self, where: str) -> str:
         if self.type not in ("input_text", "output_text", "reasoning_text", "summary_text", "text"):
             message = f"{where} is of type '{self.type[:100]}'; Rota reads text, in parts of type 'input_text'."
             raise RequestError.bad_field(f"{where}.type", message)
         if self.text is None:
             raise RequestError.bad_field(f"{where}.text", f"{where}.text is missing.")
-        return {"type": "text", "text": self.text}
+        return self.text
 
 
 Parts = Annotated[list[TextPart], Field(fail_fast=True)]
 
 
-def content_of(content: str | list[TextPart], where: str) -> str | list[dict[str, str]]:
-    """A text, or parts as a chat has them."""
+def text_of(content: str | list[TextPart], where: str) -> str:
+    """All of it as one text, as a chat reads its parts."""
     if isinstance(content, str):
         return content
-    return [part.checked(f"{where}.{index}") for index, part in enumerate(content)]
+    return "\n".join([part.read(f"{where}.{index}") for index, part in enumerate(content)])
 
 
 class MessageItem(Fields):
@@ -100,7 +99,7 @@ class ReasoningItem(Fields):
     def text(self, where: str) -> str:
         self.refuse_unsupported(f"{where}.")
         name, parts = ("content", self.content) if self.content else ("summary", self.summary or [])
-        return "\n".join(part.checked(f"{where}.{name}.{index}")["text"] for index, part in enumerate(parts))
+        return text_of(parts, f"{where}.{name}")
 
 
 class OtherItem(Fields):
@@ -315,7 +314,7 @@ class ItemsConversation:
                 calls.append(call)
             case OutputItem():
                 item.refuse_unsupported(f"{where}.")
-                content = content_of(item.output, f"{where}.output")
+                content = text_of(item.output, f"{where}.output")
                 self.places[f"messages.{len(self.messages)}.tool_call_id"] = f"{where}.call_id"
                 self._add({"role": "tool", "tool_call_id": item.call_id, "content": content}, where)
             case ReasoningItem():
@@ -325,7 +324,7 @@ class ItemsConversation:
                 raise refused(item, where)
 
     def _message(self, item: MessageItem, where: str) -> None:
-        content = content_of(item.content, f"{where}.content")
+        content = text_of(item.content, f"{where}.content")
         if item.role == "assistant" and self._is_open_turn and self.messages[-1]["content"] is None:
             self.messages[-1]["content"] = content
         else:
