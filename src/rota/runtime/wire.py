@@ -91,15 +91,8 @@ class Codec:
 
 
 _CODEC = Codec(*get_args(Record))
-
-
-def encode(records: Sequence[Record]) -> bytes:
-    return _CODEC.encode(records)
-
-
-def decode(packet: bytes) -> list[Any]:
-    """The records of one packet, in order."""
-    return _CODEC.decode(packet)
+encode: Callable[[Sequence[Record]], bytes] = _CODEC.encode
+decode = _CODEC.decode
 
 
 def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, linger_s: float = 0.0) -> zmq.Socket[bytes]:
