@@ -160,19 +160,14 @@ class Spares:
         self._engines: dict[object, bool] = {}  # whether each of them serves
         self._settled_at = 0.0
         self._prepare: Callable[[], None] | None = None
-        self._spare: Spare | None = None
+        self.spare: Spare | None = None  # the one that waits, or still imports
         self._thread: threading.Thread | None = None
-
-    @property
-    def spare(self) -> Spare | None:
-        """The one that waits, or still imports."""
-        return self._spare
 
     def take(self, engine: object) -> Spare | None:
         """The spare for an engine that is about to start, if there is one that answers. Blocks, but not for long."""
         with self._changed:
             self._engines[engine] = False
-            spare, self._spare = self._spare, None
+            spare, self.spare = self.spare, None
         if spare is None or spare.answers():
             return spare
         why = "it does not answer" if spare.is_prepared else "it has not done its imports"
@@ -198,7 +193,7 @@ class Spares:
             self._changed.notify_all()
             if self._engines:
                 return
-            spare, self._spare = self._spare, None
+            spare, self.spare = self.spare, None
             thread, self._thread = self._thread, None
         if spare:
             spare.end()
@@ -208,7 +203,7 @@ class Spares:
     def _keep(self) -> None:
         with self._changed:
             while self._thread is threading.current_thread():
-                if self._prepare is None or self._spare or not all(self._engines.values()):
+                if self._prepare is None or self.spare or not all(self._engines.values()):
                     self._changed.wait()
                 elif (left_s := self._settled_at - time.monotonic()) > 0.0:
                     self._changed.wait(left_s)
@@ -217,7 +212,7 @@ class Spares:
 
     def _start(self, prepare: Callable[[], None]) -> None:
         try:
-            self._spare = Spare(prepare)
+            self.spare = Spare(prepare)
         except OSError as error:  # no memory, or too many processes
             self._prepare = None  # until an engine is ready again
             LOG.warning("There is no spare process.", extra={"fields": {"why": str(error)}})
