@@ -136,9 +136,6 @@ class ToolUse:
         return not self.must_call and self.at_most is None and has_all and not any(o.is_strict for o in self.callable)
 
 
-NO_TOOLS = ToolUse()
-
-
 def tool_use(fields: ToolFields) -> ToolUse:
     """What the fields ask for. Raises RequestError for the first one that is wrong."""
     is_old_form = fields.has_old_names()
@@ -146,14 +143,12 @@ def tool_use(fields: ToolFields) -> ToolUse:
     _check_names(functions)
     callable = tuple(_callable(place, function) for place, function in functions)
     mode, named, where = _choice(fields, is_old_form)
-    if not functions:
-        if mode == "required" or named:
-            raise RequestError.bad_field(where, f"{where} asks for a call, but the request has no tools.")
-        return NO_TOOLS
-    is_named = bool(named) and where != _ALLOWED
+    if not functions and (mode == "required" or named):
+        raise RequestError.bad_field(where, f"{where} asks for a call, but the request has no tools.")
     # What a model is not shown it does not call.
-    if mode == "none":
-        return NO_TOOLS
+    if not functions or mode == "none":
+        return ToolUse()
+    is_named = bool(named) and where != _ALLOWED
     return ToolUse(
         shown=tuple(_shown(function) for _, function in functions),
         callable=_allowed(callable, named),
