@@ -21,6 +21,10 @@ from rota.engine.engine import Engine
 from rota.engine.families.decoder import Kernels
 from rota.engine.families.table import make_model, read_spec
 from rota.engine.kv_cache import CacheShape, KVCache
+from rota.engine.lora.adapters import Adapters
+from rota.engine.lora.bank import Bank
+from rota.engine.lora.loader import checkpoint_reader
+from rota.engine.lora.reference import project_with_lora
 from rota.engine.ops.reference import Operations
 from rota.engine.step import graphs
 from rota.engine.step.frames import (
@@ -100,13 +104,16 @@ def make_engine(folder: Path) -> Engine:
     device, attention = torch.device(DEVICE), load("rota.engine.attention.triton_attention")
     spec = read_spec(folder)
     weights = load_weights(folder, spec, device, torch.float32, quiet=True)
-    model = make_model(spec, weights, Kernels(Operations(), attention.TritonAttention(spec.attention_scale)))
+    bank = Bank(spec, 1, 8, torch.float32, device)
+    adapters = Adapters(bank, checkpoint_reader(bank, spec), project_with_lora, rows=ROWS, overlaps=True)
+    kernels = Kernels(Operations(), attention.TritonAttention(spec.attention_scale), adapters.project)
     shape = CacheShape(spec.layers, spec.kv_heads, spec.head_dim, BLOCK_SIZE, torch.float32)
     return Engine(
-        model,
+        make_model(spec, weights, kernels),
         spec,
         KVCache(BLOCKS, shape, device),
         Capacity(blocks=BLOCKS, block_size=BLOCK_SIZE, rows=ROWS, max_sequence_tokens=256),
+        adapters,
     )
 
 

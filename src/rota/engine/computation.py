@@ -26,7 +26,7 @@ class Computation:
     """The model over rows, cache and adapters: a graph's replay where a graph holds the step, kernel by kernel else."""
 
     def __init__(
-        self, model: Decoder, rows: Rows, cache: KVCache, adapters: Adapters | None, vocabulary: RankVocabulary
+        self, model: Decoder, rows: Rows, cache: KVCache, adapters: Adapters, vocabulary: RankVocabulary
     ) -> None:
         self._model = model
         self._vocabulary = vocabulary
@@ -88,21 +88,18 @@ class Computation:
         host = self._rows.accept(StepPlan(step_id=0), frame)
         if not has_adapters:
             return host.numbers
-        assert self._adapters is not None
         base = self._adapters.bank.slots
         slots, sampled = (np.full(count, base, np.int32) for count in (frame.tokens, len(host.sampled_rows)))
         return self._with_slots(host, slots, sampled).numbers
 
     def _has_adapters(self, plan: StepPlan) -> bool:
-        if self._adapters is None:
-            return False
         rows = np.array([*plan.decodes, *(chunk.row for chunk in plan.chunks)], np.int64)
         return self._adapters.slots_of(rows) is not None
 
     def _with_adapters(self, host: HostInputs) -> HostInputs:
         """The same if none of its rows has an adapter; else with the slots of all rows."""
-        slots = self._adapters.slots_of(host.token_rows) if self._adapters is not None else None
-        if self._adapters is None or slots is None:
+        slots = self._adapters.slots_of(host.token_rows)
+        if slots is None:
             return host
         sampled = self._adapters.slots_of(host.sampled_rows)
         if sampled is None:
@@ -111,7 +108,6 @@ class Computation:
 
     def _with_slots(self, host: HostInputs, slots: Numbers, sampled: Numbers) -> HostInputs:
         """The step's numbers, the slots of its tokens, and those of the rows that sample where these are others."""
-        assert self._adapters is not None
         of_tokens, groups = self._adapters.frame(len(slots)).pack(slots)
         lines, head_groups = [host.numbers, of_tokens], groups
         if self._adapters.has_head and host.frame.chunks:
@@ -122,7 +118,6 @@ class Computation:
 
     def _batches(self, inputs: Tensor, frame: StepFrame, host: HostInputs | None) -> tuple[LoraBatch, LoraBatch | None]:
         """Of the step's tokens, and for the head of the rows that sample; None if no adapter has factors there."""
-        assert self._adapters is not None
         of_tokens, of_rows = (self._adapters.frame(count) for count in (frame.tokens, frame.decodes + frame.sampled))
         _, first, second = inputs.tensor_split([frame.numbers, frame.numbers + of_tokens.numbers])
         lora = of_tokens.unpack(first, host.groups if host else ())

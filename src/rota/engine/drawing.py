@@ -83,7 +83,7 @@ class Drawing:
         vocabulary: RankVocabulary,
         sampler: Sampler,
         group: RankGroup,
-        batch_of: Callable[[NDArray[np.int64]], LoraBatch | None] = lambda _: None,
+        batch_of: Callable[[NDArray[np.int64]], LoraBatch | None],
     ) -> None:
         self._model = model
         self._batch_of = batch_of

@@ -7,9 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from rota.core.adapter import Adapter
 from rota.core.capacity import Capacity
@@ -32,7 +30,6 @@ from rota.engine.parallel.shard import WHOLE, Shard
 from rota.engine.progress import tracked
 from rota.engine.sampling.sampler import Sampler
 from rota.engine.sampling.vocabulary import RankVocabulary
-from rota.engine.step.device_step import LoraBatch
 from rota.engine.step.frames import MOST_CHUNKS, PromptRoom, StepFrame, decode_frames, mixed_frames
 from rota.engine.step.graphs import Kind
 from rota.engine.step.inputs import Rows
@@ -52,7 +49,7 @@ class Engine:
         spec: ModelSpec,
         cache: KVCache,
         capacity: Capacity,
-        adapters: Adapters | None = None,
+        adapters: Adapters,
         group: RankGroup = ONE_RANK,
         shard: Shard = WHOLE,
     ) -> None:
@@ -68,7 +65,7 @@ class Engine:
         self._vocabulary = RankVocabulary(spec.vocab_size, group, shard)
         self._computation = Computation(model, self._rows, cache, adapters, self._vocabulary)
         sampler = Sampler(capacity.rows, spec.vocab_size, self._device, draws=group.rank == 0)
-        self._drawing = Drawing(model, self._rows, self._vocabulary, sampler, group, self._batch_of)
+        self._drawing = Drawing(model, self._rows, self._vocabulary, sampler, group, adapters.batch_of)
         self._threads: Threads | None = None
         self._post: Callable[[Message], None] = lambda _: None
         self._ended_at = 0.0  # of the step before
@@ -88,23 +85,18 @@ class Engine:
     def _begin(self, plan: StepPlan) -> Ticket:
         if self._threads is not None:
             self._threads.use(plan.tokens)
-        if self._adapters is not None:
-            if self._adapters.grow():
-                self._computation.forget_graphs_with_adapters()
-                self._post(SlotsGrew(self._adapters.bank.size_bytes, time.monotonic()))
-            self._adapters.accept(plan)
-            self._adapters.wait_for_copies(plan)
-            self._adapters.note_launch(plan)
+        if self._adapters.grow():
+            self._computation.forget_graphs_with_adapters()
+            self._post(SlotsGrew(self._adapters.bank.size_bytes, time.monotonic()))
+        self._adapters.accept(plan)
+        self._adapters.wait_for_copies(plan)
+        self._adapters.note_launch(plan)
         if plan.seats:
             self._drawing.seat(plan.seats)
         ran = self._computation.run(plan)
         if ran is None:
             return self._drawing.begin(None)
-        lost = self._adapters.lost(plan.sampled_rows) if self._adapters is not None else []
-        return self._drawing.begin(DrawnStep(plan, *ran, lost))
-
-    def _batch_of(self, rows: NDArray[np.int64]) -> LoraBatch | None:
-        return None if self._adapters is None else self._adapters.batch_of(rows)
+        return self._drawing.begin(DrawnStep(plan, *ran, self._adapters.lost(plan.sampled_rows)))
 
     @torch.inference_mode()
     def collect(self, ticket: Ticket) -> StepResult:
@@ -113,8 +105,7 @@ class Engine:
         A step that follows a grammar is drawn when the step before it is collected, and before the next is submitted.
         """
         result = self._drawing.end(ticket)
-        if self._adapters is not None:
-            self._adapters.note_landing()
+        self._adapters.note_landing()
         # A GPU begins a step when the step before it is done.
         is_cpu, began_at = self._device.type == "cpu", max(ticket.began_at, self._ended_at)
         self._ended_at = result.at
@@ -210,10 +201,10 @@ class Engine:
 
     def _kinds(self, prompts: PromptRoom) -> list[Kind]:
         """Of the steps that are worth a graph, the largest first: the smaller ones then fit into the pool's memory."""
-        rows, has_bank = self.capacity.rows, self._adapters is not None
+        rows = self.capacity.rows
         kinds = [
             (frame, has_adapters)
-            for has_adapters in ((True, False) if has_bank else (False,))
+            for has_adapters in (True, False)
             for frame in (*decode_frames(rows), *mixed_frames(rows, prompts, has_adapters))
         ]
         return sorted(kinds, key=lambda kind: kind[0].tokens, reverse=True)
@@ -223,20 +214,18 @@ class Engine:
     def listen(self, post: Callable[[Message], None]) -> None:
         """Send messages about adapters through `post`, from the loader's threads and from that of the steps."""
         self._post = post
-        if self._adapters is not None:
-            self._adapters.listen(post)
+        self._adapters.listen(post)
 
     def check(self, adapter: Adapter) -> str:
         """Why an adapter cannot be served, as far as its config and headers tell; empty if it can. Blocks."""
-        return self._adapters.check(adapter) if self._adapters is not None else ""
+        return self._adapters.check(adapter)
 
     def dismiss(self) -> None:
         """No other rank is told by this one."""
 
     def close(self) -> None:
         """End the threads that load adapters and prepare grammars, and leave the group."""
-        if self._adapters is not None:
-            self._adapters.close()
+        self._adapters.close()
         self._drawing.guides.close()
         self._group.close()
         self.closing.close()
