@@ -33,6 +33,7 @@ from rota.engine.step.frames import (
     PromptRoom,
     StepFrame,
     decode_frames,
+    layout_of,
     mixed_frame,
     mixed_frames,
 )
@@ -250,7 +251,7 @@ def test_all_graphs_write_their_logits_to_the_same_place_whatever_they_hold(monk
         return Computed(rows, logits[: sampled(frame)], rows, rows, hidden=torch.zeros(frame.tokens, 3))
 
     def padding(frame: StepFrame, _has_adapters: bool) -> np.ndarray:
-        return np.zeros(frame.numbers, np.int32)
+        return np.zeros(layout_of(frame).numbers, np.int32)
 
     capture = GraphCapture(body, padding, logits)
     for frame, has_adapters in KINDS:

@@ -11,7 +11,7 @@ from rota.core.ids import BASE, BlockId, RequestId, Row
 from rota.core.plan import Chunk, Grant, Seat, StepPlan
 from rota.core.request import SamplingParams
 from rota.engine.step.device_step import DeviceStep
-from rota.engine.step.frames import StepFrame, frame_of
+from rota.engine.step.frames import StepFrame, frame_of, layout_of
 from rota.engine.step.inputs import HostInputs, Rows
 
 BLOCK_SIZE, SCRATCH, ROWS = 8, 99, 6
@@ -52,7 +52,7 @@ def accept(state: Rows, step: StepPlan, frame: StepFrame | None = None) -> HostI
 
 
 def unpacked(host: HostInputs) -> dict[str, Tensor]:
-    return host.frame.unpack(torch.from_numpy(host.numbers).to(DEVICE))
+    return layout_of(host.frame).unpack(torch.from_numpy(host.numbers).to(DEVICE))
 
 
 def step_of(state: Rows, step: StepPlan, frame: StepFrame | None = None) -> DeviceStep:

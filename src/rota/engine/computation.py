@@ -16,7 +16,7 @@ from rota.engine.kv_cache import KVCache
 from rota.engine.lora.adapters import Adapters
 from rota.engine.sampling.vocabulary import RankVocabulary
 from rota.engine.step.device_step import LoraBatch
-from rota.engine.step.frames import Numbers, StepFrame, frame_of
+from rota.engine.step.frames import Numbers, StepFrame, frame_of, layout_of
 from rota.engine.step.graphs import GraphCapture, Kind, StepGraphs
 from rota.engine.step.inputs import HostInputs, Rows
 from rota.engine.step.results import Computed
@@ -59,7 +59,8 @@ class Computation:
 
         Logits are written to the beginning of `logits` if it is given.
         """
-        sections = frame.unpack(inputs[: frame.numbers])
+        layout = layout_of(frame)
+        sections = layout.unpack(inputs[: layout.numbers])
         lora, head_lora = self._batches(inputs, frame, host) if has_adapters else (None, None)
         step = self._rows.device_step(sections, host.chunks if host else (), lora)
         hidden = self._model.forward(step, self._cache.layers)
@@ -119,7 +120,8 @@ class Computation:
     def _batches(self, inputs: Tensor, frame: StepFrame, host: HostInputs | None) -> tuple[LoraBatch, LoraBatch | None]:
         """Of the step's tokens, and for the head of the rows that sample; None if no adapter has factors there."""
         of_tokens, of_rows = (self._adapters.frame(count) for count in (frame.tokens, frame.decodes + frame.sampled))
-        _, first, second = inputs.tensor_split([frame.numbers, frame.numbers + of_tokens.numbers])
+        begin = layout_of(frame).numbers
+        _, first, second = inputs.tensor_split([begin, begin + of_tokens.numbers])
         lora = of_tokens.unpack(first, host.groups if host else ())
         if not self._adapters.has_head:
             return lora, None

@@ -50,7 +50,7 @@ class FrameLayout:
         return line
 
     def unpack(self, line: Tensor) -> dict[str, Tensor]:
-        """The sections by name, as views of the array."""
+        """The sections by name, as views of the array or of its twin on the device."""
         return dict(zip(self._sizes, line.split(list(self._sizes.values())), strict=True))
 
 
@@ -92,11 +92,6 @@ class StepFrame:
     def tokens(self) -> int:
         return self.decodes + self.prompt_tokens
 
-    @property
-    def numbers(self) -> int:
-        """How many int32 its inputs are."""
-        return _layout(self).numbers
-
     def holds(self, plan: StepPlan) -> bool:
         """Whether a step has room in the frame."""
         if len(plan.decodes) > self.decodes or len(plan.chunks) > self.chunks:
@@ -105,14 +100,6 @@ class StepFrame:
             # A decode grows by a token, so it is granted one block at most. Seats may bring more: they are sent ahead.
             return len(plan.grants) <= self.page_changes
         return sum(chunk.length for chunk in plan.chunks) <= self.prompt_tokens
-
-    def pack(self, values: Mapping[str, Numbers], padding: Mapping[str, int]) -> Numbers:
-        """A step's sections as one array."""
-        return _layout(self).pack(values, padding)
-
-    def unpack(self, line: Tensor) -> dict[str, Tensor]:
-        """The sections of a packed array's device twin; they share its memory."""
-        return _layout(self).unpack(line)
 
 
 def frame_of(plan: StepPlan) -> StepFrame:
@@ -151,7 +138,8 @@ def mixed_frame(decodes: int, prompt_tokens: int) -> StepFrame:
 
 
 @functools.lru_cache(maxsize=1024)
-def _layout(frame: StepFrame) -> FrameLayout:
+def layout_of(frame: StepFrame) -> FrameLayout:
+    """How a step's inputs lie in one array."""
     decodes, prompt, chunks, sampled = frame.decodes, frame.prompt_tokens, frame.chunks, frame.sampled
     return FrameLayout(
         {

@@ -19,7 +19,7 @@ from rota.core.ids import Row
 from rota.core.plan import Chunk, Grant, Seat, StepPlan
 from rota.engine.device import send
 from rota.engine.step.device_step import DeviceStep, Groups, LoraBatch, PrefillPart
-from rota.engine.step.frames import Numbers, StepFrame
+from rota.engine.step.frames import Numbers, StepFrame, layout_of
 
 NONE: Numbers = np.empty(0, np.int32)
 
@@ -79,7 +79,7 @@ class Rows:
         }
         # A chunk that is not there begins and ends where the last one ends.
         end = int(chunks["offsets"][-1]) if plan.chunks else 0
-        line = frame.pack(values, self._fill | {"offsets": end})
+        line = layout_of(frame).pack(values, self._fill | {"offsets": end})
         token_rows = np.full(frame.tokens, self._padding, np.int32)
         token_rows[: len(decodes)] = decodes
         token_rows[frame.decodes : frame.decodes + len(chunks["token_rows"])] = chunks["token_rows"]
