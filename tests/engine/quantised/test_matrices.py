@@ -32,8 +32,6 @@ from rota.engine.quantised.matrices import (
     GroupsFile,
     Kind,
     WeightOnlyProduct,
-    dynamic_reference,
-    weight_only_reference,
 )
 from rota.engine.quantised.names import CODES, GROUPS_FILE, MINIMA, SCALES
 from rota.engine.weights.load import load_weights
@@ -239,6 +237,29 @@ def test_matrices_of_the_same_inputs_lie_one_below_the_other():
 
 
 # Products in four bits give what they say they give: torch's own beside plain torch.
+
+
+def dynamic_reference(x: Tensor, groups: Groups) -> Tensor:
+    """What `DynamicProduct` computes, in plain torch."""
+    exact = x.float()
+    lowest, highest = exact.amin(1, keepdim=True).clamp(max=0.0), exact.amax(1, keepdim=True).clamp(min=0.0)
+    step = (highest - lowest) / 255
+    step = step.where(step > 0, 1.0)
+    # The code of zero, by the more exact of two formulas.
+    from_below, from_above = -128 - lowest / step, 127 - highest / step
+    is_nearer_below = (-128 + lowest / step) + (127 + highest / step) > 0
+    zero_code = from_below.where(is_nearer_below, from_above).clamp(-128, 127).round()
+    rounded = ((exact / step).round() + zero_code).clamp(-128, 127)
+    scaled = Groups(groups.codes, groups.scales.bfloat16().float(), torch.zeros_like(groups.middles))
+    sums = exact.unflatten(1, (-1, GROUP)).sum(2)
+    return ((rounded - zero_code) * step @ scaled.weights().T + sums @ groups.middles.T).to(x.dtype)
+
+
+def weight_only_reference(x: Tensor, groups: Groups) -> Tensor:
+    """What `WeightOnlyProduct` computes, in plain torch."""
+    rounded = Groups(groups.codes, groups.scales.bfloat16().float(), groups.middles.bfloat16().float())
+    return (x.bfloat16().float() @ rounded.weights().T).bfloat16().to(x.dtype)
+
 
 PRODUCTS = {
     "dynamic": (DynamicProduct, dynamic_reference),

@@ -24,7 +24,7 @@ from rota.engine.quantised.maker import MatrixMaker, Parts
 from rota.engine.quantised.names import CODES, GROUPS_FILE, MINIMA, SCALES
 
 # ── products ────────────────────────────────────────────────────────────────────────────────────────────────────────
-# Products by a matrix in four bits: torch's for ARM and for x86, and the references of their tests.
+# Products by a matrix in four bits: torch's for ARM and for x86.
 
 Product = Callable[[Tensor], Tensor]
 
@@ -75,28 +75,6 @@ class WeightOnlyProduct:
             x.bfloat16(), self._weight, GROUP, self._scales_and_middles
         )
         return y.to(x.dtype)
-
-
-def dynamic_reference(x: Tensor, groups: Groups) -> Tensor:
-    """What `DynamicProduct` computes, in plain torch."""
-    exact = x.float()
-    lowest, highest = exact.amin(1, keepdim=True).clamp(max=0.0), exact.amax(1, keepdim=True).clamp(min=0.0)
-    step = (highest - lowest) / 255
-    step = step.where(step > 0, 1.0)
-    # The code of zero, by the more exact of two formulas.
-    from_below, from_above = -128 - lowest / step, 127 - highest / step
-    is_nearer_below = (-128 + lowest / step) + (127 + highest / step) > 0
-    zero_code = from_below.where(is_nearer_below, from_above).clamp(-128, 127).round()
-    rounded = ((exact / step).round() + zero_code).clamp(-128, 127)
-    scaled = Groups(groups.codes, groups.scales.bfloat16().float(), torch.zeros_like(groups.middles))
-    sums = exact.unflatten(1, (-1, GROUP)).sum(2)
-    return ((rounded - zero_code) * step @ scaled.weights().T + sums @ groups.middles.T).to(x.dtype)
-
-
-def weight_only_reference(x: Tensor, groups: Groups) -> Tensor:
-    """What `WeightOnlyProduct` computes, in plain torch."""
-    rounded = Groups(groups.codes, groups.scales.bfloat16().float(), groups.middles.bfloat16().float())
-    return (x.bfloat16().float() @ rounded.weights().T).bfloat16().to(x.dtype)
 
 
 Kind = Literal["dynamic", "weight-only"]
