@@ -23,7 +23,7 @@ from rota.engine.step.device_step import DeviceStep
 # Tokens. 64k tokens of SmolLM2's heads on one core: 17.6 ms in pieces of 1,024 and 40.4 ms at once; of 512 and 2,048,
 # 27.9 and 39.0 ms (torch 2.13, 2026-11-15, not quiet).
 PIECE = 1024
-LONG = 2 * PIECE
+LONG = 2 * PIECE  # rows of more tokens are read so
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +62,9 @@ class LongRow:
         return mixed.to(query.dtype).reshape(query.shape)
 
 
-def long_row(member: int, table: Tensor, low: int, high: int, keys: Tensor) -> LongRow:
-    """Prepare the tokens [low, high) of a row with this page table."""
-    at_once = -(-torch.get_num_threads() // keys.shape[1])
-    return LongRow(member, list(_calls(table, low, high, keys, at_once)))
-
-
-def _calls(table: Tensor, low: int, high: int, keys: Tensor, at_once: int) -> Iterator[_AttentionCall]:
-    block_size = keys.shape[2]
+def _calls(table: Tensor, low: int, high: int, keys: Tensor) -> Iterator[_AttentionCall]:
+    """For the tokens [low, high) of a row with this page table."""
+    at_once, block_size = -(-torch.get_num_threads() // keys.shape[1]), keys.shape[2]
     pages = -(-PIECE // block_size)
     piece = pages * block_size
     first = low // block_size
@@ -151,11 +146,9 @@ class TorchAttention:
     step is known by identity, so its tensors must not change under way.
     """
 
-    def __init__(self, scale: float, padding_per_call: int = PADDING_PER_CALL, longest: int = LONG) -> None:
-        """Rows of more than `longest` tokens are read piece by piece."""
+    def __init__(self, scale: float, padding_per_call: int = PADDING_PER_CALL) -> None:
         self._scale = scale
         self._padding_per_call = padding_per_call
-        self._longest = longest
         self._step: DeviceStep | None = None
         self._decodes: dict[int, _Decodes] = {}  # by window
         self._chunks: dict[int, list[_PromptChunk]] = {}
@@ -163,9 +156,7 @@ class TorchAttention:
     def decode(self, query: Tensor, cache: LayerCache, step: DeviceStep, window: int = 0) -> Tensor:
         self._forget_but(step)
         if window not in self._decodes:
-            self._decodes[window] = _prepare(
-                step, cache.keys, query.dtype, self._padding_per_call, self._longest, window
-            )
+            self._decodes[window] = _prepare(step, cache.keys, query.dtype, self._padding_per_call, window)
         decodes = self._decodes[window]
         if len(decodes.groups) == 1 and not decodes.long_rows:
             return self._decode_group(query, cache, decodes.groups[0])
@@ -217,14 +208,14 @@ class TorchAttention:
             self._step, self._decodes, self._chunks = step, {}, {}
 
 
-def _prepare(step: DeviceStep, keys: Tensor, dtype: torch.dtype, padding: int, longest: int, window: int) -> _Decodes:
+def _prepare(step: DeviceStep, keys: Tensor, dtype: torch.dtype, padding: int, window: int) -> _Decodes:
     """Short rows in groups; long rows each alone, on a CPU: padding others to them would take longest."""
     lengths: list[int] = step.decode_lengths.tolist()
     lows = [max(0, length - window) if window else 0 for length in lengths]
-    is_long = [keys.device.type == "cpu" and high - low > longest for low, high in zip(lows, lengths, strict=True)]
+    is_long = [keys.device.type == "cpu" and high - low > LONG for low, high in zip(lows, lengths, strict=True)]
     rows: list[int] = step.decode_rows.tolist()
     long_rows = [
-        long_row(place, step.tables[rows[place]], lows[place], lengths[place], keys)
+        LongRow(place, list(_calls(step.tables[rows[place]], lows[place], lengths[place], keys)))
         for place, alone in enumerate(is_long)
         if alone
     ]
