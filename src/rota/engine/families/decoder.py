@@ -18,7 +18,7 @@ from rota.engine.model.config_file import ConfigFile
 from rota.engine.model.linear import Linear, Projection, tune_gemms
 from rota.engine.model.rotary import rotary_table
 from rota.engine.model.spec import ModelSpec
-from rota.engine.ops.reference import Operations
+from rota.engine.ops.reference import HeadNorms, Operations
 from rota.engine.parallel.group import ONE_RANK, RankGroup
 from rota.engine.parallel.shard import PARTIAL_SITES
 from rota.engine.step.device_step import DeviceStep, LoraBatch
@@ -39,8 +39,6 @@ OPEN_SITES: Mapping[str, int] = {"gate_up": 512, "qkv": 512, "o": 128, "down": 1
 # In steps with a prompt, of any number of tokens.
 OPEN_BESIDE_PROMPTS = frozenset({"gate_up"})
 
-# Weights of the norm over each query head and of the norm over each key head, and their epsilon.
-HeadNorms = tuple[Tensor, Tensor, float]
 QUERY_NORM, KEY_NORM = "self_attn.q_norm", "self_attn.k_norm"
 
 

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from rota.engine.layer_cache import LayerCache, in_eight_bits_together, writable
 from rota.engine.lora.deferred import Output, closed
-from rota.engine.ops.reference import Operations, storable
+from rota.engine.ops.reference import HeadNorms, Operations, storable
 from rota.engine.step.device_step import DeviceStep
 
 
@@ -49,12 +49,7 @@ class CPUOperations(Operations):
         return functional.silu(gate).mul_(up)
 
     def rotate_and_store(
-        self,
-        qkv: Output,
-        rotary: Tensor,
-        step: DeviceStep,
-        cache: LayerCache,
-        norms: tuple[Tensor, Tensor, float] | None,
+        self, qkv: Output, rotary: Tensor, step: DeviceStep, cache: LayerCache, norms: HeadNorms | None
     ) -> Tensor:
         qkv, (kv_heads, _, head_dim) = closed(qkv), cache.keys.shape[1:]
         if self._step is not step:
@@ -81,7 +76,7 @@ class CPUOperations(Operations):
             lines.index_copy_(0, rotation.places, stored)
         return rotated[:, :-kv_heads]
 
-    def _normed(self, heads: Tensor, kv_heads: int, norms: tuple[Tensor, Tensor, float]) -> Tensor:
+    def _normed(self, heads: Tensor, kv_heads: int, norms: HeadNorms) -> Tensor:
         query_norm, key_norm, epsilon = norms
         query, key = heads[:, :-kv_heads], heads[:, -kv_heads:]
         return torch.cat(

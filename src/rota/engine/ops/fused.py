@@ -19,7 +19,7 @@ from rota.engine.lora.deferred import DeferredLora, Output
 from rota.engine.lora.triton_ops import SMALLEST_DOT, operand
 from rota.engine.ops import with_adapters_kernels as adding
 from rota.engine.ops.kernels import rms_norm_kernel, rotate_and_store_kernel, silu_multiply_kernel
-from rota.engine.ops.reference import Operations
+from rota.engine.ops.reference import HeadNorms, Operations
 from rota.engine.programmatic_launch import programmatic
 from rota.engine.quantised.codes import LARGEST, SMALLEST, Scaled, carry
 from rota.engine.step.device_step import DeviceStep
@@ -74,12 +74,7 @@ class FusedOperations(Operations):
         return carry(output, rounded)
 
     def rotate_and_store(
-        self,
-        qkv: Output,
-        rotary: Tensor,
-        step: DeviceStep,
-        cache: LayerCache,
-        norms: tuple[Tensor, Tensor, float] | None,
+        self, qkv: Output, rotary: Tensor, step: DeviceStep, cache: LayerCache, norms: HeadNorms | None
     ) -> Tensor:
         if isinstance(qkv, DeferredLora):
             return rotate_and_store_open(qkv, rotary, step, cache, norms)
@@ -109,7 +104,7 @@ class FusedOperations(Operations):
 
 
 def _rotation(
-    qkv: Tensor, rotary: Tensor, step: DeviceStep, cache: LayerCache, norms: tuple[Tensor, Tensor, float] | None
+    qkv: Tensor, rotary: Tensor, step: DeviceStep, cache: LayerCache, norms: HeadNorms | None
 ) -> tuple[Tensor, tuple[Tensor | float | None, ...], dict[str, int], int]:
     """Room for the queries, what both kernels read and write, their constants, and how many heads there are in all."""
     keys = cache.keys
@@ -181,7 +176,7 @@ def rotate_and_store_open(
     rotary: Tensor,
     step: DeviceStep,
     cache: LayerCache,
-    norms: tuple[Tensor, Tensor, float] | None,
+    norms: HeadNorms | None,
     shapes: Shapes = SHAPES,
 ) -> Tensor:
     """Rotate queries and keys, write keys and values into the cache, return the queries [tokens, heads, head_dim]."""

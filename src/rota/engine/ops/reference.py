@@ -13,6 +13,9 @@ from rota.engine.step.device_step import DeviceStep
 # Far beyond any key or value of a working model, and small enough for products and sums in float32.
 LARGEST_STORED = 1e30
 
+# Weights of the norm over each query head and of the norm over each key head, and their epsilon.
+HeadNorms = tuple[Tensor, Tensor, float]
+
 
 class Operations:
     """The small operations between matrix products; what an open product lacks is added before or meanwhile.
@@ -37,19 +40,13 @@ class Operations:
         return functional.silu(gate) * up
 
     def rotate_and_store(
-        self,
-        qkv: Output,
-        rotary: Tensor,
-        step: DeviceStep,
-        cache: LayerCache,
-        norms: tuple[Tensor, Tensor, float] | None,
+        self, qkv: Output, rotary: Tensor, step: DeviceStep, cache: LayerCache, norms: HeadNorms | None
     ) -> Tensor:
         """Rotate queries and keys, write keys and values into the cache, return the queries.
 
         qkv [tokens, (heads + 2 * kv_heads) * head_dim]; rotary [positions, head_dim] float32, cosines then sines of
-        head_dim / 2 angles each; norms: weights of an RMS norm over each query head and each key head, and their
-        epsilon, applied before the rotation. A cache in eight bits gets keys and values rounded. Returns
-        [tokens, heads, head_dim].
+        head_dim / 2 angles each; norms: applied before the rotation. A cache in eight bits gets keys and values
+        rounded. Returns [tokens, heads, head_dim].
         """
         kv_heads, block_size, head_dim = cache.keys.shape[1:]
         heads = closed(qkv).unflatten(1, (-1, head_dim))
