@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ from rota.machine import usable_processors
 # More threads than this read no faster: memory is the limit.
 MOST_THREADS = 8
 
-Job = Callable[[], None]
+Result = TypeVar("Result")
 
 
 def threads_for_reads() -> int:
@@ -39,14 +40,15 @@ def cut_evenly(count: int, parts: int) -> list[range]:
     return [range(first, last) for first, last in pairwise(bounds)]
 
 
-def side_by_side(jobs: Sequence[Job]) -> None:
-    """Returns when all jobs are done, and raises the first error of one. The last job runs in this thread."""
+def side_by_side(jobs: Sequence[Callable[[], Result]]) -> list[Result]:
+    """What all jobs gave, as they ended; raises the first error of one. The last job runs in this thread."""
+    results: list[Result] = []
     errors: list[Exception] = []
     ended = threading.Semaphore(0)
 
-    def work(job: Job) -> None:
+    def work(job: Callable[[], Result]) -> None:
         try:
-            job()
+            results.append(job())
         except Exception as error:  # the border of a thread: the caller raises it
             errors.append(error)
         ended.release()
@@ -61,6 +63,7 @@ def side_by_side(jobs: Sequence[Job]) -> None:
         ended.acquire()
     for error in errors:
         raise error
+    return results
 
 
 # Larger, and pinning would keep steps from being launched; smaller, and an adapter would take more calls.

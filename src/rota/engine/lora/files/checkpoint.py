@@ -84,18 +84,17 @@ def read_packed(
     """The numbers of all tensors as bytes, in pieces of memory; None if some are not finite. Blocks on the disk."""
     size = (file.size - file.data_start) // precision.itemsize * dtype.itemsize
     pieces = tuple(memory(min(PIECE_BYTES, size - start)) for start in range(0, size, PIECE_BYTES))
-    are_finite = list[bool]()
 
-    def read(numbers: range) -> None:
+    def read(numbers: range) -> bool:
         some = pieces[numbers.start : numbers.stop]
         start = file.data_start + numbers.start * PIECE_BYTES // dtype.itemsize * precision.itemsize
         if precision == dtype:
             file.read_into(start, [piece.numpy() for piece in some])
         else:
             _round_into([piece.view(dtype) for piece in some], file, start, precision)
-        are_finite.append(all(is_finite(piece.view(dtype)) for piece in some))
+        return all(is_finite(piece.view(dtype)) for piece in some)
 
-    side_by_side([partial(read, numbers) for numbers in cut_evenly(len(pieces), threads)])
+    are_finite = side_by_side([partial(read, numbers) for numbers in cut_evenly(len(pieces), threads)])
     return pieces if all(are_finite) else None
 
 
@@ -160,9 +159,8 @@ def fill(
 
     Blocks on the disk.
     """
-    are_finite = list[bool]()
 
-    def fill_layers(layers: range) -> None:
+    def fill_layers(layers: range) -> bool:
         for layer in layers:  # as they lie in the file
             for site, shape in zip(sites, shapes, strict=True):
                 columns = torch.split(site.b[layer], list(shape.widths), dim=1)
@@ -170,10 +168,9 @@ def fill(
                     cuts = shard.factor_cut(part, "a", spec), shard.factor_cut(part, "b", spec)
                     _fill_part(folder, module_name(layer, part), cuts, a, b)
         factors = [factor[layers.start : layers.stop] for site in sites for factor in (site.a, site.b)]
-        are_finite.append(all(is_finite(factor) for factor in factors if factor.numel()))
+        return all(is_finite(factor) for factor in factors if factor.numel())
 
-    side_by_side([partial(fill_layers, layers) for layers in cut_evenly(spec.layers, threads)])
-    return all(are_finite)
+    return all(side_by_side([partial(fill_layers, layers) for layers in cut_evenly(spec.layers, threads)]))
 
 
 def _fill_part(folder: AdapterFolder, module: str, cuts: tuple[Cut | None, Cut | None], a: Tensor, b: Tensor) -> None:
@@ -267,10 +264,7 @@ def _rank(folder: AdapterFolder, shape: SiteShape, layer: int) -> int:
 
 
 def _is_finite(numbers: Tensor, threads: int) -> bool:
-    are_finite = list[bool]()
-    parts = numbers.view(-1).tensor_split(threads)
-    side_by_side([partial(lambda part: are_finite.append(is_finite(part)), part) for part in parts])
-    return all(are_finite)
+    return all(side_by_side([partial(is_finite, part) for part in numbers.view(-1).tensor_split(threads)]))
 
 
 def _not_finite(folder: AdapterFolder, dtype: torch.dtype) -> str:
