@@ -58,9 +58,8 @@ class Adapters:
         self._factors = self._all_factors()
         self._post: Callable[[Message], None] | None = None
         self._loader = AdapterLoader(bank, read, self._tell, overlaps, ranks)
-        self._resident_of: dict[Slot, AdapterId] = {}
-        # Pages and matrices.
-        self._shared_of: dict[Slot, frozenset[tuple[str, int]]] = {}
+        # What brought each slot its resident.
+        self._loaded: dict[Slot, Load] = {}
         # Copies that no step has waited for, and those that failed, until their slot gets its next copy.
         self._pending: dict[Slot, PendingCopy] = {}
         self._adapter_of_row: NDArray[np.int64] = np.full(rows + 1, BASE)
@@ -183,7 +182,7 @@ class Adapters:
             is_free.record()
         for load in plan.loads:
             self._let_leave(load)
-            self._resident_of[load.slot], self._shared_of[load.slot] = load.adapter_id, _shared(load)
+            self._loaded[load.slot] = load
             self._slot_of_row[self._adapter_of_row == load.adapter_id] = load.slot
             behind = is_free if self._may_be_read(load) else None
             self._pending[load.slot] = loader.load(load.adapter_id, load.slot, behind, load.pages, load.matrices)
@@ -197,17 +196,14 @@ class Adapters:
 
         The next adapter in a slot must not take over its former resident's rows.
         """
-        for slot, resident in list(self._resident_of.items()):
-            is_shared = not _shared(load).isdisjoint(self._shared_of[slot])
-            if slot == load.slot or resident == load.adapter_id or is_shared:
-                del self._resident_of[slot]
-                self._slot_of_row[self._adapter_of_row == resident] = NO_SLOT
+        for slot, former in list(self._loaded.items()):
+            is_shared = not _shared(load).isdisjoint(_shared(former))
+            if slot == load.slot or former.adapter_id == load.adapter_id or is_shared:
+                del self._loaded[slot]
+                self._slot_of_row[self._adapter_of_row == former.adapter_id] = NO_SLOT
 
     def _slot_of(self, adapter_id: AdapterId) -> int:
-        for slot, resident in self._resident_of.items():
-            if resident == adapter_id:
-                return slot
-        return NO_SLOT
+        return next((slot for slot, load in self._loaded.items() if load.adapter_id == adapter_id), NO_SLOT)
 
 
 def _shared(load: Load) -> frozenset[tuple[str, int]]:
