@@ -219,7 +219,7 @@ def test_rows_of_a_head_are_told_in_any_form():
     for form in (plain, Hidden()):
         head = BaseEmbedHead(BOTH, torch.zeros(32, 8), form).head
         torch.testing.assert_close(head.rows([3, 31]), plain.weight[[3, 31]])
-        squares, products = head.squares(), head.products(a := torch.randn(3, 8))
+        squares, products = head.squares, head.products(a := torch.randn(3, 8))
         torch.testing.assert_close(squares, plain.weight.square().sum(1))
         torch.testing.assert_close(products, a @ plain.weight.T)
 

@@ -135,6 +135,6 @@ def test_a_matrix_in_any_form_tells_its_rows_and_its_bias():
     for form in (plain, Hidden(plain)):
         base = BaseMatrices([replace(layer, qkv=form)], site_shapes(spec), torch.float32, CPU)
         torch.testing.assert_close(base.at[0, "qkv"].bias(), plain.bias)
-        torch.testing.assert_close(base.at[0, "qkv"].squares(), plain.weight.square().sum(1))
+        torch.testing.assert_close(base.at[0, "qkv"].squares, plain.weight.square().sum(1))
         torch.testing.assert_close(base.at[0, "qkv"].products(x), x @ plain.weight.T)
         assert not base.at[0, "o"].bias().any()

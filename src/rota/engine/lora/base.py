@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -29,7 +30,6 @@ class BaseMatrix:
 
     def __init__(self, matrix: Projection, inputs: int, dtype: torch.dtype, device: torch.device) -> None:
         self._matrix, self._inputs, self._dtype, self._device = matrix, inputs, dtype, device
-        self._squares: Tensor | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -56,14 +56,10 @@ class BaseMatrix:
             return torch.cat([rows @ part.float().T for part in self._matrix.weight.split(ROWS_AT_ONCE)], dim=1)
         return sum((rows[:, where] @ columns for where, columns in self._columns()), self._zero())
 
+    @cached_property
     @torch.inference_mode()
     def squares(self) -> Tensor:
         """|row|² of every row, [outputs] float32."""
-        if self._squares is None:
-            self._squares = self._squared()
-        return self._squares
-
-    def _squared(self) -> Tensor:
         if isinstance(self._matrix, Matrix):
             return torch.cat([part.float().square().sum(dim=1) for part in self._matrix.weight.split(ROWS_AT_ONCE)])
         return sum((columns.square().sum(dim=0) for _, columns in self._columns()), self._zero())

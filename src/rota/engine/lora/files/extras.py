@@ -60,7 +60,7 @@ class Folding:
         device, rank = self.base.device, b.shape[0]
         a, b = a.to(device).float(), b.to(device).float()
         below = self.base.at[layer, shape.name]
-        crossed, squares = below.products(a.flatten(0, 1)), below.squares()
+        crossed, squares = below.products(a.flatten(0, 1)), below.squares
         gains = []
         for index, columns in enumerate(_columns(shape)):
             part_b, own = b[:, columns], crossed[index * rank : (index + 1) * rank, columns]
@@ -162,7 +162,7 @@ def with_gain_bias(
         return embedding, None
     gain, shift = torch.ones(head.b.shape[1]), torch.zeros(head.b.shape[1])
     if (magnitude := _vector(folder, HEAD, "magnitude")) is not None:
-        squares, crossed = base.head.squares().cpu(), base.head.products(head.a).cpu()
+        squares, crossed = base.head.squares.cpu(), base.head.products(head.a).cpu()
         a = head.a.float()
         gain = magnitude[tokens.first : tokens.end] / norms(squares, crossed, a @ a.T, head.b.float())
     elif (bias := _vector(folder, HEAD, "b_bias")) is not None:
