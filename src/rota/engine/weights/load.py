@@ -357,20 +357,17 @@ def dummy_weights(
     """
     generator = torch.Generator(device).manual_seed(seed)
 
-    def draw(target: Tensor) -> None:
-        target.normal_(0.0, target.shape[-1] ** -0.5, generator=generator)
-
     def fill(name: str, target: Tensor) -> None:
         START.tell_progress("Drawing weights")
         if name.endswith("norm.weight"):
             target.fill_(1.0)
             return
         cut = shard.cut(name, spec)
-        if cut is None:
-            draw(target)
-        else:
+        whole = target
+        if cut is not None:
             whole = target.new_empty([cut.of if axis == cut.axis else n for axis, n in enumerate(target.shape)])
-            draw(whole)
+        whole.normal_(0.0, whole.shape[-1] ** -0.5, generator=generator)
+        if cut is not None:
             target.copy_(whole.narrow(cut.axis, cut.first, cut.end - cut.first))
         if not shard.holds(name):
             target.zero_()
