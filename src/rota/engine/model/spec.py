@@ -45,13 +45,6 @@ def read_late_windows(config: ConfigFile, layers: int) -> Windows:
     return read_windows(config, layers, lambda layer: layer >= first)
 
 
-def widest(windows: Windows) -> int | None:
-    """The window of the layer that sees most; None if a layer sees everything."""
-    if not windows or None in windows:
-        return None
-    return max(window for window in windows if window is not None)
-
-
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -99,7 +92,8 @@ class ModelSpec:
     @property
     def widest_window(self) -> int | None:
         """How many of the last tokens any layer sees; None if one sees all."""
-        return widest(self.windows)
+        windows = [window for window in self.windows if window is not None]
+        return max(windows) if windows and len(windows) == len(self.windows) else None
 
 
 def common_fields(config: ConfigFile, architecture: str, rotary: RotarySpec | None = None) -> dict[str, Any]:

@@ -150,9 +150,10 @@ def room_for_gain_bias(folder: AdapterFolder, extras: Extra, ranks: int) -> Iter
             f"{config.path} sets '{field}', for which this server's slots have no room; start the server with this "
             "adapter among its --lora-paths."
         )
-    if config.is_dora and ranks > 1 and (module := _summed(folder)):
+    summed = next((module for module in folder.factors if module.endswith(BY_INPUTS)), "")
+    if config.is_dora and ranks > 1 and summed:
         yield (
-            f"{config.path} sets 'use_dora' and has factors for '{module}', whose rows are cut between {ranks} ranks; "
+            f"{config.path} sets 'use_dora' and has factors for '{summed}', whose rows are cut between {ranks} ranks; "
             "serve it with --tensor-parallel-size 1."
         )
 
@@ -169,10 +170,6 @@ def biases_of_the_model(folder: AdapterFolder, spec: ModelSpec) -> Iterator[str]
     for module in modules:
         if config.changes_bias(module) and module not in folder.biases:
             yield f"{folder.path} lacks the bias of '{module}', though {config.path.name} sets 'bias'."
-
-
-def _summed(folder: AdapterFolder) -> str:
-    return next((module for module in folder.factors if module.endswith(BY_INPUTS)), "")
 
 
 # ── checks ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -44,7 +44,8 @@ class Float8Layout(Layout):
             Rule(suffix=WEIGHT, kinds=E4M3, shapes=((outputs, inputs),)),
             Rule(suffix=SCALE, kinds=PLAIN, shapes=(*ONE, (outputs,), (outputs, 1))),
         )
-        return (*rules, input_rule()) if self.has_input_scale else rules
+        input_rule = Rule(suffix=INPUT_SCALE, kinds=PLAIN, shapes=ONE)
+        return (*rules, input_rule) if self.has_input_scale else rules
 
     def read(self, tensors: StoredTensors, window: MatrixWindow) -> Scaled:
         if self.has_input_scale:
@@ -53,10 +54,6 @@ class Float8Layout(Layout):
         is_one = tensors.shape(SCALE) in ONE
         scale = tensors.scale(SCALE, *(() if is_one else (window.outputs,)), is_positive=True)
         return Scaled(codes, scale.reshape(-1).expand(len(window.outputs)).contiguous())
-
-
-def input_rule() -> Rule:
-    return Rule(suffix=INPUT_SCALE, kinds=PLAIN, shapes=ONE)
 
 
 # ── blocks ──────────────────────────────────────────────────────────────────────────────────────────────────────────

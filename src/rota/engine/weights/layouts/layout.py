@@ -198,10 +198,10 @@ def checked_modules(config: ConfigFile, field: str, value: object) -> Modules:
     return Modules(tuple(value))
 
 
-def all_but(left_out: Modules, others: Sequence[str] = (HEAD,)) -> Callable[[str], bool]:
-    """Every module but those, and but those that a method leaves plain without a word."""
-    never = Modules(tuple(others))
-    return lambda module: module not in left_out and module not in never
+def all_but(left_out: Modules) -> Callable[[str], bool]:
+    """Every module but those, and but the head, which all methods leave plain without a word."""
+    plain = Modules((*left_out.names, HEAD))
+    return lambda module: module not in plain
 
 
 def _check_expression(config: ConfigFile, field: str, name: str) -> None:
