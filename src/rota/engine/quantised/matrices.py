@@ -9,7 +9,7 @@ in bfloat16 with AMX 20, 20 and 19, in float32 26, 49 and 69.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,8 +25,6 @@ from rota.engine.quantised.names import CODES, GROUPS_FILE, MINIMA, SCALES
 
 # ── products ────────────────────────────────────────────────────────────────────────────────────────────────────────
 # Products by a matrix in four bits: torch's for ARM and for x86.
-
-Product = Callable[[Tensor], Tensor]
 
 
 class DynamicProduct:
