@@ -27,6 +27,7 @@ class SiteShape:
     name: str
     inputs: int
     parts: tuple[tuple[str, int], ...]  # ("q_proj", heads * head_dim), …
+    has_bias: bool = False  # of the model
 
     @property
     def outputs(self) -> int:
@@ -42,24 +43,13 @@ def site_shapes(spec: ModelSpec) -> tuple[SiteShape, ...]:
     hidden, width = spec.hidden_size, spec.intermediate_size
     queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     shapes = (
-        SiteShape("qkv", hidden, (("q_proj", queries), ("k_proj", keys), ("v_proj", keys))),
-        SiteShape("o", queries, (("o_proj", hidden),)),
-        SiteShape("gate_up", hidden, (("gate_proj", width), ("up_proj", width))),
-        SiteShape("down", width, (("down_proj", hidden),)),
+        SiteShape("qkv", hidden, (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)), spec.has_qkv_bias),
+        SiteShape("o", queries, (("o_proj", hidden),), spec.has_output_bias),
+        SiteShape("gate_up", hidden, (("gate_proj", width), ("up_proj", width)), spec.has_mlp_bias),
+        SiteShape("down", width, (("down_proj", hidden),), spec.has_mlp_bias),
     )
     assert tuple(shape.name for shape in shapes) == SITES
     return shapes
-
-
-def biased_parts(spec: ModelSpec) -> tuple[str, ...]:
-    """The parts whose product has a bias in this model."""
-    has_bias = (spec.has_qkv_bias, spec.has_output_bias, spec.has_mlp_bias, spec.has_mlp_bias)
-    return tuple(
-        part
-        for shape, is_biased in zip(site_shapes(spec), has_bias, strict=True)
-        if is_biased
-        for part, _ in shape.parts
-    )
 
 
 def module_name(layer: int, part: str) -> str:

@@ -29,7 +29,7 @@ from rota.engine.weights.read_ahead import (
     WeightRing,
     pinned_on_gpu,
 )
-from rota.engine.weights.shards import FileRange, Shards
+from rota.engine.weights.shards import DTYPES, FileRange, Shards
 from rota.start import START
 
 # ── matrices ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -86,15 +86,15 @@ class MatrixBuilder:
         self.size_bytes += target.nbytes
         return target
 
-    def site(self, shape: SiteShape, layer: int, has_bias: bool) -> Projection:
+    def site(self, shape: SiteShape, layer: int) -> Projection:
         """The matrices of a site's parts, one below the other, and below them the rows of a fused LoRA A."""
         names = weight_names(shape, layer)
         if self._maker is not None and self._maker.fits(names, shape.outputs, shape.inputs):
-            return self._counted(self._made(self._maker, names, shape, layer, has_bias))
+            return self._counted(self._made(self._maker, names, shape, layer))
         rows = self._fused_rows.get(shape.name, 0)
         weight = self._block(shape, rows)[layer] if rows else self._empty(shape.outputs, shape.inputs)
         # The bias is zero at the adapters' rows.
-        bias = torch.zeros(len(weight), dtype=self._dtype, device=self._device) if has_bias else None
+        bias = torch.zeros(len(weight), dtype=self._dtype, device=self._device) if shape.has_bias else None
         own, own_bias = weight[: shape.outputs], None if bias is None else bias[: shape.outputs]
         self._fill_parts(shape, layer, "weight", own)
         if own_bias is not None:
@@ -119,13 +119,11 @@ class MatrixBuilder:
             return self._maker.head(name, weight, cut)
         return projection(weight)
 
-    def _made(
-        self, maker: MatrixMaker, names: Sequence[str], shape: SiteShape, layer: int, has_bias: bool
-    ) -> Projection:
+    def _made(self, maker: MatrixMaker, names: Sequence[str], shape: SiteShape, layer: int) -> Projection:
         def weight() -> Tensor:
             return self._fill_parts(shape, layer, "weight", self._empty(shape.outputs, shape.inputs))
 
-        bias = self._fill_parts(shape, layer, "bias", self._empty(shape.outputs)) if has_bias else None
+        bias = self._fill_parts(shape, layer, "bias", self._empty(shape.outputs)) if shape.has_bias else None
         source = self._source
         return maker.site(Parts(names=names, bias=bias, weight=weight, cut_of=source.cut_of, find=source.find))
 
@@ -231,7 +229,7 @@ class WeightLoad:
         """The tensors of a whole matrix, or the plain tensor."""
         layout = self._layout_of(name)
         if layout is None:
-            self._shards.check(name, target)
+            self._shards.check_form(name, [tuple(target.shape)], tuple(DTYPES))
             return
         outputs, inputs = self._shapes[name] = (target.shape[0], target.shape[1])
         for rule in layout.rules(outputs, inputs):
@@ -400,11 +398,6 @@ def _build(
 
 
 def _build_layer(spec: ModelSpec, builder: MatrixBuilder, index: int) -> LayerWeights:
-    qkv, output, gate_up, down = site_shapes(spec)
-    return LayerWeights(
-        qkv=builder.site(qkv, index, spec.has_qkv_bias),
-        output=builder.site(output, index, spec.has_output_bias),
-        gate_up=builder.site(gate_up, index, spec.has_mlp_bias),
-        down=builder.site(down, index, spec.has_mlp_bias),
-        norms={name: builder.tensor(f"model.layers.{index}.{name}.weight", width) for name, width in spec.layer_norms},
-    )
+    qkv, output, gate_up, down = (builder.site(shape, index) for shape in site_shapes(spec))
+    norms = {name: builder.tensor(f"model.layers.{index}.{name}.weight", width) for name, width in spec.layer_norms}
+    return LayerWeights(qkv, output, gate_up, down, norms)

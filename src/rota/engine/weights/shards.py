@@ -89,10 +89,6 @@ class Shards:
     ) -> None:
         self._stack.close()
 
-    def check(self, name: str, target: Tensor) -> None:
-        """Raise unless the tensor exists, has the target's shape, and is in a precision that Rota reads."""
-        self.check_form(name, [tuple(target.shape)], tuple(DTYPES))
-
     def check_form(self, name: str, shapes: Sequence[tuple[int, ...]], kinds: Sequence[str]) -> None:
         """Raise unless the tensor exists, has one of the shapes, and is of one of the kinds."""
         if name not in self._places:

@@ -16,7 +16,7 @@ from rota.engine.lora.files.peft_config import EMBEDDING, END_MODULES, HEAD
 from rota.engine.lora.files.reader import reason_for
 from rota.engine.lora.files.tensor_file import StoredTensor
 from rota.engine.lora.growth import SlotGrowth
-from rota.engine.model.sites import PARENTS, biased_parts, module_name, module_names, site_shapes
+from rota.engine.model.sites import PARENTS, module_name, module_names, site_shapes
 from rota.engine.model.spec import ModelSpec
 from rota.engine.parallel.shard import BY_INPUTS
 from rota.engine.weights.finite import is_finite
@@ -160,7 +160,7 @@ def room_for_gain_bias(folder: AdapterFolder, extras: Extra, ranks: int) -> Iter
 
 def biases_of_the_model(folder: AdapterFolder, spec: ModelSpec) -> Iterator[str]:
     """An adapter may replace a bias that the model has, if its config says so; and then it must."""
-    config, parts = folder.config, biased_parts(spec)
+    config, parts = folder.config, [part for shape in site_shapes(spec) if shape.has_bias for part, _ in shape.parts]
     modules = [module_name(layer, part) for layer in range(spec.layers) for part in parts]
     for module, stored in folder.biases.items():
         if module not in modules:
