@@ -121,7 +121,7 @@ class Computation:
         """Of the step's tokens, and for the head of the rows that sample; None if no adapter has factors there."""
         of_tokens, of_rows = (self._adapters.frame(count) for count in (frame.tokens, frame.decodes + frame.sampled))
         begin = layout_of(frame).numbers
-        _, first, second = inputs.tensor_split([begin, begin + of_tokens.numbers])
+        _, first, second = inputs.tensor_split([begin, begin + of_tokens.layout.numbers])
         lora = of_tokens.unpack(first, host.groups if host else ())
         if not self._adapters.has_head:
             return lora, None

@@ -67,7 +67,7 @@ def test_a_step_with_fewer_tokens_than_its_frame_is_filled_up_with_base_tokens()
     frame = BatchFrame(tokens=8, slots=3, tile_size=4)
     line, groups = frame.pack(int32([2, 0, 2]))
     batch = frame.unpack(torch.from_numpy(line), groups)
-    assert len(line) == frame.numbers
+    assert len(line) == frame.layout.numbers
     assert batch.token_slots.tolist() == [2, 0, 2, 3, 3, 3, 3, 3]
     assert batch.groups == ((0, 0, 1), (2, 1, 3))
     assert batch.order.tolist()[:3] == [1, 0, 2]
@@ -76,7 +76,7 @@ def test_a_step_with_fewer_tokens_than_its_frame_is_filled_up_with_base_tokens()
 
 def test_a_batch_sees_what_is_written_later_in_the_same_place():
     frame = BatchFrame(tokens=3, slots=2, tile_size=16)
-    line = np.zeros(frame.numbers, np.int32)
+    line = np.zeros(frame.layout.numbers, np.int32)
     batch = frame.unpack(torch.from_numpy(line))
     line[:], _ = frame.pack(int32([1, 0, 1]))
     assert batch.tile_slots.tolist() == [0, 1]

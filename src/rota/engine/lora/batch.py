@@ -78,12 +78,8 @@ class BatchFrame:
         return most_tiles(self.tokens, self.slots, self.tile_size)
 
     @property
-    def numbers(self) -> int:
-        """How many int32 the array holds."""
-        return self._layout.numbers
-
-    @property
-    def _layout(self) -> FrameLayout:
+    def layout(self) -> FrameLayout:
+        """How the batch lies in the array."""
         tokens, tiles = self.tokens, self.tiles
         return FrameLayout(
             {"token_slots": tokens, "order": tokens, "tile_slots": tiles, "tile_starts": tiles, "tile_counts": tiles}
@@ -94,11 +90,11 @@ class BatchFrame:
         padded = np.full(self.tokens, self.slots, np.int32)
         padded[: len(token_slots)] = token_slots
         sections, groups = tile_table(padded, self.slots, self.tile_size, self.tiles)
-        return self._layout.pack(sections, padding={}), groups
+        return self.layout.pack(sections, padding={}), groups
 
     def unpack(self, line: Tensor, groups: Groups = ()) -> LoraBatch:
         """The batch in a packed array's copy on the device; it shares the copy's memory."""
-        return LoraBatch(**self._layout.unpack(line), tile_size=self.tile_size, groups=groups)
+        return LoraBatch(**self.layout.unpack(line), tile_size=self.tile_size, groups=groups)
 
 
 def make_batch(token_slots: Numbers, slots: int, device: torch.device, tile_size: int | None = None) -> LoraBatch:
