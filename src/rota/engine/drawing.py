@@ -96,10 +96,6 @@ class Drawing:
         self.guides = Guides(vocabulary.size, self._device)
         self._undrawn: tuple[Ticket, DrawnStep] | None = None
 
-    def warm_up(self, dtype: torch.dtype) -> None:
-        """Compile what only some requests need; `dtype` is that of logits."""
-        self._sampler.warm_up(dtype)
-
     def seat(self, seats: Sequence[Seat]) -> None:
         self._sampler.seat(seats)
         if self._group.rank == 0:

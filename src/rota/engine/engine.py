@@ -64,7 +64,7 @@ class Engine:
         self._group = group
         self._vocabulary = RankVocabulary(spec.vocab_size, group, shard)
         self._computation = Computation(model, self._rows, cache, adapters, self._vocabulary)
-        sampler = Sampler(capacity.rows, spec.vocab_size, self._device, draws=group.rank == 0)
+        self._sampler = sampler = Sampler(capacity.rows, spec.vocab_size, self._device, draws=group.rank == 0)
         self._drawing = Drawing(model, self._rows, self._vocabulary, sampler, group, adapters.batch_of)
         self._threads: Threads | None = None
         self._post: Callable[[Message], None] = lambda _: None
@@ -89,8 +89,7 @@ class Engine:
             self._computation.forget_graphs_with_adapters()
             self._post(SlotsGrew(self._adapters.bank.size_bytes, time.monotonic()))
         self._adapters.accept(plan)
-        self._adapters.wait_for_copies(plan)
-        self._adapters.note_launch(plan)
+        self._adapters.launch(plan)
         if plan.seats:
             self._drawing.seat(plan.seats)
         ran = self._computation.run(plan)
@@ -171,7 +170,7 @@ class Engine:
         decode_s = self._seconds(StepPlan(step_id=1, decodes=(Row(0),)))
         if self._device.type == "cpu":  # a GPU computes many tokens as fast as these few
             self.capacity = replace(self.capacity, decode_s=decode_s, token_s=prompt_s / len(prompt))
-        self._drawing.warm_up(self._model.dtype)
+        self._sampler.warm_up(self._model.dtype)
 
     def _seconds(self, plan: StepPlan) -> float:
         return self.collect(self.submit(plan)).step_s or 0.0

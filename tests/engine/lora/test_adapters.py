@@ -109,7 +109,7 @@ def test_a_copy_waits_for_steps_in_flight_only_if_one_of_them_may_read_what_it_o
     adapters.accept(plan)
     assert not adapters._may_be_read(to_first)
     for step in (plan, StepPlan(step_id=2, decodes=(Row(3),)), StepPlan(step_id=3)):
-        adapters.note_launch(step)
+        adapters.launch(step)
     assert adapters._may_be_read(to_first)
     assert not adapters._may_be_read(to_second)
     assert adapters._may_be_read(Load(adapter_id=B, slot=Slot(1), pages=(4,)))
@@ -120,5 +120,5 @@ def test_a_copy_waits_for_steps_in_flight_only_if_one_of_them_may_read_what_it_o
 
 def test_a_chunk_of_a_prompt_reads_its_slot_too(adapters):
     adapters.accept(StepPlan(step_id=1, loads=(Load(adapter_id=A, slot=Slot(2)),), seats=(seat(1, A),)))
-    adapters.note_launch(StepPlan(step_id=2, chunks=(Chunk(row=Row(1), start=0, length=4, samples=False),)))
+    adapters.launch(StepPlan(step_id=2, chunks=(Chunk(row=Row(1), start=0, length=4, samples=False),)))
     assert adapters._may_be_read(Load(adapter_id=B, slot=Slot(2)))

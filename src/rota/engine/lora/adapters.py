@@ -129,21 +129,21 @@ class Adapters:
         slots = self.slots_of(rows) if self.has_head else None
         return None if slots is None else make_batch(slots, self.bank.slots, self.bank.device)
 
-    def wait_for_copies(self, plan: StepPlan) -> None:
-        """Let the plan's step wait, on the device, for copies into the slots that it uses; a CPU waits here."""
-        if not self._pending or not plan.tokens:
+    def launch(self, plan: StepPlan) -> None:
+        """A step is submitted; behind `accept`.
+
+        It waits, on the device, for copies into the slots that it uses; a CPU waits here.
+        """
+        slots = self._slot_of_row[[*plan.decodes, *(chunk.row for chunk in plan.chunks)]]
+        self._flying_slots.append(slots)
+        if not self._pending:
             return
-        rows = [*plan.decodes, *(chunk.row for chunk in plan.chunks)]
-        for slot in self._pending.keys() & set(self._slot_of_row[rows].tolist()):
+        for slot in self._pending.keys() & set(slots.tolist()):
             pending = self._pending[slot]
             pending.wait()
             if not pending.has_failed:
                 # Later steps are behind this one on the same stream.
                 del self._pending[slot]
-
-    def note_launch(self, plan: StepPlan) -> None:
-        """A step is submitted; behind `accept`."""
-        self._flying_slots.append(self._slot_of_row[[*plan.decodes, *(chunk.row for chunk in plan.chunks)]])
 
     def note_landing(self) -> None:
         """The oldest step that was submitted is over."""
