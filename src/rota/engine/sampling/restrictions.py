@@ -49,8 +49,7 @@ class Restrictions:
         self._vocabulary = vocabulary
         self._device = device
         self._bits: Tensor | None = None  # [rows, 2, words] int32, as in `RowMasks`
-        self._biased: Tensor | None = None  # [rows, most] int64
-        self._biases: Tensor | None = None  # [rows, most] float32
+        self._biases: tuple[Tensor, Tensor] | None = None  # [rows, most] int64 and float32, as in `Biases`
 
     def seat(self, seat: Seat) -> None:
         """Write a row's masks and biases, if its request has any; what the row held before is read by nobody."""
@@ -70,18 +69,17 @@ class Restrictions:
 
     def biases(self, counts: Tensor) -> Biases:
         """Of all rows, of which at least one has some; `counts` [rows] says how many each has."""
-        assert self._biased is not None
         assert self._biases is not None
-        return Biases(counts, self._biased, self._biases)
+        return Biases(counts, *self._biases)
 
     def _seat_bias(self, row: int, params: SamplingParams) -> None:
-        if self._biased is None or self._biases is None:
-            size = (self._rows, MAX_LOGIT_BIASES)
-            self._biased = torch.zeros(size, dtype=torch.int64, device=self._device)
-            self._biases = torch.zeros(size, dtype=torch.float32, device=self._device)
-        tokens, biases = zip(*params.logit_bias, strict=True)
-        self._biased[row, : len(tokens)] = send(np.array(tokens, np.int64), self._device)
-        self._biases[row, : len(tokens)] = send(np.array(biases, np.float32), self._device)
+        if self._biases is None:
+            nothing = torch.zeros(self._rows, MAX_LOGIT_BIASES, device=self._device)
+            self._biases = nothing.to(torch.int64), nothing
+        tokens, values = self._biases
+        own, biases = zip(*params.logit_bias, strict=True)
+        tokens[row, : len(own)] = send(np.array(own, np.int64), self._device)
+        values[row, : len(own)] = send(np.array(biases, np.float32), self._device)
 
     def _masks(self, params: SamplingParams) -> Words:
         """[2, words]: for tokens before the request may end, and for those behind."""
