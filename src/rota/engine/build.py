@@ -205,7 +205,7 @@ def _adapters(config: EngineConfig, chosen: Choices, weights: Weights, ask: Inqu
         chosen.device,
         weights.fused_lora_a,
         pages=size.pages,
-        base=_base(chosen, weights),
+        base=BaseMatrices(weights.layers, site_shapes(chosen.spec), chosen.dtype, chosen.device),
         embed_head=(embed_head_bank := _embed_head_bank(chosen, weights)),
         extras=size.extras,
         growth=growth,
@@ -252,10 +252,6 @@ def _embed_head_bank(chosen: Choices, weights: Weights) -> EmbedHeadBank:
     tokens, size = chosen.shard.tokens(chosen.whole.vocab_size), chosen.bank
     own, base = tokens.end - tokens.first, BaseEmbedHead(size.extras, weights.embedding, weights.head, size.matrices)
     return EmbedHeadBank(chosen.spec, own, size.slots, size.rank, chosen.dtype, chosen.device, base)
-
-
-def _base(chosen: Choices, weights: Weights) -> BaseMatrices:
-    return BaseMatrices(weights.layers, site_shapes(chosen.spec), chosen.dtype, chosen.device)
 
 
 def _kernels(chosen: Choices) -> tuple[Operations, Attention]:
