@@ -42,17 +42,15 @@ def read(config: ConfigFile) -> Gemma3Spec:
     fields["windows"] = read_windows(config, fields["layers"], lambda layer: (layer + 1) % pattern != 0)
     return Gemma3Spec(
         **fields,
-        layer_norms=_layer_norms(fields["hidden_size"], fields["head_dim"]),
+        layer_norms=(
+            *((name, fields["hidden_size"]) for name in (ATTENTION_NORM, ATTENDED_NORM, MLP_NORM, MLP_OUTPUT_NORM)),
+            *((name, fields["head_dim"]) for name in (QUERY_NORM, KEY_NORM)),
+        ),
         has_qkv_bias=config.flag("attention_bias"),
         has_output_bias=config.flag("attention_bias"),
         window_rotary=local_rotary,
         logits_cap=config.number("final_logit_softcapping") if config.get("final_logit_softcapping") else None,
     )
-
-
-def _layer_norms(hidden_size: int, head_dim: int) -> tuple[tuple[str, int], ...]:
-    names = (ATTENTION_NORM, ATTENDED_NORM, MLP_NORM, MLP_OUTPUT_NORM)
-    return (*((name, hidden_size) for name in names), (QUERY_NORM, head_dim), (KEY_NORM, head_dim))
 
 
 def _refuse_what_is_not_computed(config: ConfigFile) -> None:

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from rota.engine.families.decoder import Family
-from rota.engine.families.pre_norm import PreNormModel, pre_norms
+from rota.engine.families.pre_norm import PreNormModel, pre_norm_fields
 from rota.engine.lora.deferred import Output, closed
 from rota.engine.model.config_file import ConfigFile
-from rota.engine.model.spec import ModelSpec, common_fields, only_silu
+from rota.engine.model.spec import ModelSpec
 from rota.engine.step.device_step import DeviceStep, LoraBatch
 
 ARCHITECTURE = "GraniteForCausalLM"
@@ -27,12 +27,10 @@ class GraniteSpec(ModelSpec):
 
 
 def read(config: ConfigFile) -> GraniteSpec:
-    only_silu(config)
-    fields = common_fields(config, ARCHITECTURE)
+    fields = pre_norm_fields(config, ARCHITECTURE)
     fields["attention_scale"] = config.number("attention_multiplier", 1.0)
     return GraniteSpec(
         **fields,
-        layer_norms=pre_norms(fields["hidden_size"]),
         has_qkv_bias=config.flag("attention_bias"),
         has_output_bias=config.flag("attention_bias"),
         has_mlp_bias=config.flag("mlp_bias"),

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rota.engine.families.decoder import KEY_NORM, QUERY_NORM, Family
-from rota.engine.families.pre_norm import PreNormModel, pre_norms
+from rota.engine.families.pre_norm import PreNormModel, pre_norm_fields
 from rota.engine.model.config_file import ConfigFile
-from rota.engine.model.spec import ModelSpec, common_fields, only_silu, read_late_windows, read_windows
+from rota.engine.model.spec import ModelSpec, read_late_windows, read_windows
 
 LLAMA, MISTRAL, QWEN2, QWEN3 = "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"
 
@@ -15,7 +13,7 @@ LLAMA, MISTRAL, QWEN2, QWEN3 = "LlamaForCausalLM", "MistralForCausalLM", "Qwen2F
 def read_llama(config: ConfigFile) -> ModelSpec:
     """Also of every other model whose config.json names this architecture."""
     return ModelSpec(
-        **_fields(config, LLAMA),
+        **pre_norm_fields(config, LLAMA),
         has_qkv_bias=config.flag("attention_bias"),
         has_output_bias=config.flag("attention_bias"),
         has_mlp_bias=config.flag("mlp_bias"),
@@ -24,19 +22,19 @@ def read_llama(config: ConfigFile) -> ModelSpec:
 
 def read_mistral(config: ConfigFile) -> ModelSpec:
     """No biases; a window in every layer where the folder names one."""
-    fields = _fields(config, MISTRAL)
+    fields = pre_norm_fields(config, MISTRAL)
     return ModelSpec(**fields, windows=read_windows(config, fields["layers"], lambda _: True))
 
 
 def read_qwen2(config: ConfigFile) -> ModelSpec:
     """Biases at queries, keys and values; later layers have windows where the folder uses them."""
-    fields = _fields(config, QWEN2)
+    fields = pre_norm_fields(config, QWEN2)
     return ModelSpec(**fields, windows=read_late_windows(config, fields["layers"]), has_qkv_bias=True)
 
 
 def read_qwen3(config: ConfigFile) -> ModelSpec:
     """A norm over each query and key head; later layers have windows where the folder uses them."""
-    fields = _fields(config, QWEN3)
+    fields = pre_norm_fields(config, QWEN3)
     fields["layer_norms"] += ((QUERY_NORM, fields["head_dim"]), (KEY_NORM, fields["head_dim"]))
     return ModelSpec(
         **fields,
@@ -44,12 +42,6 @@ def read_qwen3(config: ConfigFile) -> ModelSpec:
         has_qkv_bias=config.flag("attention_bias"),
         has_output_bias=config.flag("attention_bias"),
     )
-
-
-def _fields(config: ConfigFile, architecture: str) -> dict[str, Any]:
-    only_silu(config)
-    fields = common_fields(config, architecture)
-    return {**fields, "layer_norms": pre_norms(fields["hidden_size"])}
 
 
 FAMILIES = (

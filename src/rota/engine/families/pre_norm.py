@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from rota.engine.families.decoder import Decoder, Kernels
 from rota.engine.layer_cache import LayerCache
 from rota.engine.lora.deferred import Output
-from rota.engine.model.spec import ModelSpec
+from rota.engine.model.config_file import ConfigFile
+from rota.engine.model.spec import ModelSpec, common_fields, only_silu
 from rota.engine.step.device_step import DeviceStep
 from rota.engine.weights.load import Weights
 
 ATTENTION_NORM, MLP_NORM = "input_layernorm", "post_attention_layernorm"
 
 
-def pre_norms(hidden_size: int) -> tuple[tuple[str, int], ...]:
-    """The norms of a layer, by name, with their widths."""
-    return ((ATTENTION_NORM, hidden_size), (MLP_NORM, hidden_size))
+def pre_norm_fields(config: ConfigFile, architecture: str) -> dict[str, Any]:
+    """What the families that compute so read alike."""
+    only_silu(config)
+    fields = common_fields(config, architecture)
+    return {**fields, "layer_norms": ((ATTENTION_NORM, fields["hidden_size"]), (MLP_NORM, fields["hidden_size"]))}
 
 
 class PreNormModel(Decoder):
