@@ -71,9 +71,12 @@ sys.meta_path.insert(0, Without())
 import rota.commands.serve
 from rota.core.config import EngineConfig, ModelConfig, ServerConfig
 from tests.fakes import spelling_device
-# Once for all copies. None of it is an extension, or it could not be hidden any more.
-import fastapi, tokenizers, uvicorn
-import rota.commands.engines, rota.server.app, rota.server.listen
+# Once for all copies, also what a server would import when it serves. None of it is an extension, or it could not be
+# hidden any more.
+import fastapi.openapi.utils, pydantic.dataclasses, tokenizers, transformers.utils.chat_template_utils
+import uvicorn.lifespan.on, uvicorn.loops.auto, uvicorn.protocols.http.httptools_impl
+import rota.commands.engines, rota.server.access.key_file, rota.server.app, rota.server.door.acceptor
+import rota.server.listen
 loaded = [name for name in sys.modules for folder in folders if (name + ".").startswith(folder + ".")]
 assert not loaded, loaded
 
