@@ -14,7 +14,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
 from rota.server.calls.fields import MAX_COUNT
 
@@ -53,16 +53,23 @@ def takes(kind: type[BaseModel]) -> dict[str, Any]:
 
 def gives(kind: type[Any], event: type[BaseModel] | None = None) -> dict[int | str, dict[str, Any]]:
     """A route's `responses`: its response body, and the events of its streams."""
-    answer: dict[str, Any] = {"model": kind, "description": kind.__doc__ or ""}
+    reference = _reference_to(kind)  # type: ignore[arg-type]  # mypy takes `type[Any]` for a type without a hash
+    content: dict[str, Any] = {"application/json": {"schema": reference}}
     if event:
-        schema = _schema_of(event)
-        answer["content"] = {
-            "text/event-stream": {
-                "schema": {"type": "string", "description": "Events of JSON, then `data: [DONE]`."},
-                "x-event": schema,
-            }
+        content["text/event-stream"] = {
+            "schema": {"type": "string", "description": "Events of JSON, then `data: [DONE]`."},
+            "x-event": _schema_of(event),
         }
-    return {200: answer}
+    return {200: {"description": kind.__doc__ or "", "content": content}}
+
+
+@cache
+def _reference_to(kind: type[Any]) -> dict[str, Any]:
+    """With what it refers to. A "model" of a response would have FastAPI make a reader for every application."""
+    schema = TypeAdapter(kind).json_schema(ref_template=_COMPONENTS, mode="serialization")
+    # A model that refers to itself is among them already.
+    components = {kind.__name__: schema} | schema.pop("$defs", {})
+    return {"$ref": _COMPONENTS.format(model=kind.__name__), "$defs": components}
 
 
 @cache
