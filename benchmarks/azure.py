@@ -48,10 +48,8 @@ import random
 import statistics
 import sys
 import time
-from array import array
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import accumulate
 from pathlib import Path
@@ -60,12 +58,11 @@ from typing import Any
 from rota.core.adapter import Adapter
 from rota.core.capacity import Capacity
 from rota.core.config import LoraConfig, SchedulerConfig
-from rota.core.events import Event, Produced
 from rota.core.ids import AdapterId, RequestId
 from rota.core.messages import AddAdapter, Message
 from rota.core.policy_config import PolicyConfig
 from rota.core.request import Request, SamplingParams
-from rota.observe.summary import Recorder, spread
+from rota.observe.summary import Recorder
 from rota.observe.table import seconds
 from rota.runtime.loop import run as serve
 from rota.scheduler import Scheduler
@@ -84,7 +81,7 @@ ROWS, KV_BLOCKS, LONGEST = 256, 49_152, 32_768
 RANK_BYTES, H200_BYTES = 5_242_880, 150_100_000_000  # of each rank of an adapter on all projections; of the device
 
 TTFT_S, STALL_S = 0.5, 1.0
-PACE_PER_S = 20.0  # tokens that a reader takes
+KEPT = ("requests", "failed", "output_tokens_per_s", "ttft_s", "e2e_s", "gap_s", "stall_s")  # of a run's summary
 SLOWEST, FASTEST, CLOSE_ENOUGH = 0.2, 5.0, 1.03  # speeds of the search, and how near its two ends come
 
 # ── trace ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -122,32 +119,6 @@ def read_azure(path: Path, seed: int, window_s: float) -> list[Asked]:
 def draw_ranks(seed: int) -> list[int]:
     """The rank of adapter 1, of adapter 2 and so on."""
     return random.Random(f"{seed} ranks").choices(RANKS, weights=[1 / rank for rank in RANKS], k=ADAPTERS)
-
-
-# ── reader ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-# A reader takes text at a steady pace from its first token on, and stands still where there is none.
-
-
-def visible_stall_s(moments: Sequence[float]) -> float:
-    """The longest time that the reader of one answer stands without text. To be replaced by what `observe` measures."""
-    read_at, longest_s = moments[0], 0.0
-    for at in moments:
-        longest_s = max(longest_s, at - read_at)
-        read_at = max(read_at, at) + 1.0 / PACE_PER_S
-    return longest_s
-
-
-@dataclass(slots=True)
-class Readers:
-    """Keeps when each answer's tokens came."""
-
-    moments: defaultdict[RequestId, array[float]] = field(default_factory=lambda: defaultdict(lambda: array("d")))
-
-    def observe(self, events: list[Event]) -> None:
-        for event in events:
-            if isinstance(event, Produced):
-                for request_id in event.request_ids:
-                    self.moments[request_id].append(event.at)
 
 
 # ── side ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -245,21 +216,14 @@ def simulate(side: Side, traffic: Traffic, speed: float) -> dict[str, Any]:
     adapters = [Adapter(adapter_id=AdapterId(n), name=adapter_name(AdapterId(n)), path="") for n in _numbers()]
     adds = [(0.0, AddAdapter(adapter=adapter, at=0.0)) for adapter in adapters]
     world = VirtualWorld(adds, costs, pages_of=traffic.pages_of if side.has_pages else None)
-    recorder, readers = Recorder(), Readers()
+    recorder = Recorder()
     world.follow(traffic.requests(speed, costs.front_s, recorder))
-
-    def emit(events: list[Event]) -> None:
-        recorder.observe(events)
-        readers.observe(events)
-
-    serve(scheduler, world, emit, side.scheduler.overlap_depth)
+    serve(scheduler, world, recorder.observe, side.scheduler.overlap_depth)
     summary = recorder.summary()
-    stalls = [visible_stall_s(one) for one in readers.moments.values()]
     return {
         "speed": speed,
         "rate_per_s": traffic.rate(speed),
-        **{name: summary[name] for name in ("requests", "failed", "output_tokens_per_s", "ttft_s", "e2e_s", "gap_s")},
-        "visible_stall_s": spread(stalls),
+        **{name: summary[name] for name in KEPT},
         "took_s": round(time.process_time() - began_at, 1),
     }
 
@@ -275,7 +239,7 @@ def _costs(side: Side, traffic: Traffic) -> LinearCost:
 
 
 def holds(found: dict[str, Any]) -> bool:
-    return bool(not found["failed"] and found["ttft_s"]["p99"] <= TTFT_S and found["visible_stall_s"]["p99"] <= STALL_S)
+    return bool(not found["failed"] and found["ttft_s"]["p99"] <= TTFT_S and found["stall_s"]["p99"] <= STALL_S)
 
 
 # ── search ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -321,7 +285,7 @@ def row(about: str, found: dict[str, Any] | None) -> list[str]:
         about,
         f"{found['rate_per_s']:.1f}",
         f"{seconds(ttft['median'])} / {seconds(ttft['p99'])}",
-        seconds(found["visible_stall_s"]["p99"]),
+        seconds(found["stall_s"]["p99"]),
         seconds(found["gap_s"]["p99"]),
         f"{seconds(e2e['mean'])} / {seconds(e2e['p99'])}",
         f"{found['output_tokens_per_s']:,.0f}",
@@ -450,7 +414,7 @@ def measure(name: str, traffic: Traffic, speeds: list[float] | None) -> dict[str
     def try_at(speed: float) -> dict[str, Any]:
         found = simulate(SIDES[name], traffic, speed)
         found["holds"] = holds(found)
-        told = f"TTFT P99 {seconds(found['ttft_s']['p99'])}, stall P99 {seconds(found['visible_stall_s']['p99'])}"
+        told = f"TTFT P99 {seconds(found['ttft_s']['p99'])}, stall P99 {seconds(found['stall_s']['p99'])}"
         verdict = "holds" if found["holds"] else "does not hold"
         print(f"{name}: {found['rate_per_s']:.2f}/s {verdict}: {told} ({found['took_s']:.0f} s)", flush=True)
         return found

@@ -39,7 +39,7 @@ def test_every_answer_is_followed_to_its_last_token(backend):
     assert (found["input_tokens"], found["output_tokens"]) == (48, 30)
     assert 0.01 <= found["ttft_s"]["median"] < found["e2e_s"]["median"] < TIMEOUT_S
     assert found["e2e_s"]["median"] - found["ttft_s"]["median"] >= 0.1
-    for name in ("ttft_s", "e2e_s", "tpot_s", "itl_s", "gap_s"):
+    for name in ("ttft_s", "e2e_s", "tpot_s", "itl_s", "gap_s", "stall_s"):
         assert found[name].keys() == FIGURES
 
 

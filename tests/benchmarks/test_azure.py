@@ -48,20 +48,6 @@ def test_most_adapters_are_small_and_every_seed_has_ranks_of_its_own():
     assert ranks.count(128) / len(ranks) == pytest.approx(1 / 31, abs=0.01)
 
 
-@pytest.mark.parametrize(
-    ("moments", "stall_s"),
-    [
-        ([1.0], 0.0),  # nobody reads before the first token
-        ([1.0, 1.05, 1.1], 0.0),
-        ([1.0, 1.01, 1.02, 1.15], 0.0),  # three tokens are text for 0.15 s
-        ([1.0, 1.01, 1.02, 1.65, 1.7], 0.5),
-        ([1.0, 1.3, 1.9], 0.55),  # the longest, and not their sum
-    ],
-)
-def test_a_reader_stands_still_from_the_last_word_read_until_the_next_token(moments, stall_s):
-    assert azure.visible_stall_s(moments) == pytest.approx(stall_s)
-
-
 @pytest.mark.parametrize("limit", [0.3, 1.0, 2.7, 4.9])
 def test_the_search_ends_close_below_the_highest_speed_that_holds(limit):
     found = azure.search(lambda speed: {"speed": speed, "holds": speed <= limit})

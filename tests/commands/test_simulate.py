@@ -18,7 +18,7 @@ from tests.processes import run_program
 
 SCENARIOS = Path(__file__).parents[2] / "benchmarks/scenarios"
 FIGURES = {"mean", "median", "p90", "p95", "p99", "max"}
-SPREADS = {"ttft_s", "e2e_s", "tpot_s", "itl_s", "gap_s"}
+SPREADS = {"ttft_s", "e2e_s", "tpot_s", "itl_s", "gap_s", "stall_s"}
 
 
 @pytest.fixture

@@ -92,6 +92,19 @@ def test_a_request_leaves_its_times_and_tokens_behind():
     assert read("rota_step_seconds_count", engine="0") == 3
 
 
+def test_an_answer_leaves_behind_how_long_its_reader_stood_without_text():
+    """At 20 tokens a second three tokens are text for 0.15 s; the fourth comes 0.65 s behind the first."""
+    for pace, answers, sum_s in ((20.0, 1, 0.5), (0.0, 0, 0.0)):
+        metrics = make(reader_pace=pace)
+        metrics.asked("r", BASE, 0.0)
+        for at in (1.0, 1.01, 1.02, 1.65, 1.7):
+            metrics.observe([Produced(at=at, request_ids=("r",), tokens=(7,))])
+        metrics.observe([finished("r", 1.7)])
+        read = scrape(metrics)
+        assert read("rota_visible_stall_seconds_count", adapter="base") == answers
+        assert read("rota_visible_stall_seconds_sum", adapter="base") == pytest.approx(sum_s)
+
+
 def test_a_value_on_a_bound_is_in_the_bucket_of_that_bound_and_an_endless_one_in_the_last():
     metrics = make()
     for waited_s in (2.5, 2.6, math.inf):

@@ -51,6 +51,34 @@ def test_gap_is_the_worst_of_each_request_and_itl_is_every_time_between_two_toke
     assert summary["gap_s"]["mean"] == pytest.approx((0.1 + 4.0) / 2)
 
 
+@pytest.mark.parametrize(
+    ("moments", "stall_s"),
+    [
+        ([1.0, 1.05, 1.1], 0.0),
+        ([1.0, 1.01, 1.02, 1.15], 0.0),  # three tokens are text for 0.15 s
+        ([1.0, 1.01, 1.02, 1.65, 1.7], 0.5),
+        ([1.0, 1.3, 1.9], 0.55),  # the longest, and not their sum
+    ],
+)
+def test_a_reader_stands_still_from_the_last_word_read_until_the_next_token(moments, stall_s):
+    at_once, step_by_step = Recorder(), Recorder()
+    follow(at_once, "r", 0.0, moments)
+    step_by_step.asked("r", AdapterId(0), 0.0)
+    for at in moments:
+        step_by_step.observe([Produced(at=at, request_ids=("r",), tokens=(7,))])
+        step_by_step.settle()
+    step_by_step.observe([Finished(request_id="r", at=moments[-1], reason=FinishReason.LENGTH)])
+
+    for recorder in (at_once, step_by_step):
+        assert recorder.summary()["stall_s"]["max"] == pytest.approx(stall_s)
+
+
+def test_nobody_reads_at_a_pace_of_zero():
+    recorder = Recorder(reader_pace=0.0)
+    follow(recorder, "r", 0.0, [1.0, 9.0])
+    assert recorder.summary()["stall_s"]["max"] == 0.0
+
+
 def test_every_adapter_has_the_same_figures_under_its_name():
     recorder = Recorder()
     follow(recorder, "a", 0.0, [1.0, 1.1])
@@ -60,7 +88,7 @@ def test_every_adapter_has_the_same_figures_under_its_name():
     assert list(summary["adapters"]) == ["base", "adapter2"]
     assert summary["adapters"]["adapter2"]["itl_s"]["max"] == pytest.approx(0.4)
     for figures in (summary, *summary["adapters"].values()):
-        for name in ("ttft_s", "e2e_s", "tpot_s", "itl_s", "gap_s"):
+        for name in ("ttft_s", "e2e_s", "tpot_s", "itl_s", "gap_s", "stall_s"):
             assert figures[name].keys() == FIGURES
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from pathlib import PurePath
 from typing import Literal
 
 from rota.core.errors import ConfigError
 from rota.core.options import at_least, option, refuse_unless
+from rota.core.policy_config import READER_PACE
 
 # A scenario or a trace has its own values for these.
 RANDOM_ONLY = (
@@ -80,6 +82,9 @@ class BenchConfig:
         False, "Let answers end at their end-of-sequence token, before their full length."
     )
     stall_timeout_s: float = option(600.0, "A stream that is silent for this many seconds has failed.")
+    reader_pace: float = option(
+        READER_PACE, "Tokens a second that a reader takes: by it is told how long readers stand without text; 0: not."
+    )
     seed: int = option(0, "The same seed sends the same requests to every server.")
     warmup_requests: int = option(1, "Short requests before the first measured one.")
     json: str | None = option(None, "Write the numbers to this file.")
@@ -96,6 +101,7 @@ class BenchConfig:
         if self.plot is not None and PurePath(self.plot).suffix not in PICTURES:
             raise ConfigError(f"plot must end in {', '.join(PICTURES)}, not '{self.plot}'.")
         refuse_unless(lambda value: value > 0.0, "be above 0", self, "request_rate")
+        refuse_unless(lambda value: 0.0 <= value < math.inf, "be 0 or more", self, "reader_pace")
 
     def _check_source(self) -> None:
         if self.dataset_name == "scenario" and self.scenario is None:

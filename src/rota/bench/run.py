@@ -126,6 +126,7 @@ async def bench(config: BenchConfig, begin: Callable[[int], Callable[[], None]])
             models.path_of(workload.names[transient.host - 1])  # refuse a missing path before the run begins
         await _warm_up(config, server, models)
         run = BenchRun(workload, server, models, not config.disable_ignore_eos, begin(workload.requests))
+        run.recorder.reader_pace = config.reader_pace
         await run.ask_all()
     return run
 

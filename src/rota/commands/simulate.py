@@ -21,7 +21,7 @@ from rota.core.policy_config import PolicyConfig
 from rota.engine.progress import Progress
 from rota.observe.journal import Journal
 from rota.observe.observer import Observer
-from rota.observe.summary import mean_of
+from rota.observe.summary import Recorder, mean_of
 from rota.observe.table import print_table
 from rota.policy.policy_options import policy_config
 from rota.policy.slot_policies import check_slot_policy
@@ -150,6 +150,7 @@ def simulate(given: dict[str, Any]) -> None:
                     scenario=scenario,
                     costs=costs,
                     policy=variant.policy,
+                    recorder=Recorder(reader_pace=variant.policy.reader_pace),
                     seed=seed,
                     slots=slots,
                     config=config,

@@ -9,6 +9,8 @@ from typing import Literal
 from rota.core.errors import ConfigError
 from rota.core.options import option, refuse_unless
 
+READER_PACE = 20.0  # tokens a second: a quick reader
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyConfig:
@@ -32,6 +34,11 @@ class PolicyConfig:
         "Seconds an adapter may wait before another drains for it (policy 'drain'). A number above 0 without "
         "lora_policy means lora_policy 'drain'.",
     )
+    reader_pace: float = option(
+        READER_PACE,
+        "Tokens a second that a reader takes: by it the server tells how long readers stand without text; 0: it does "
+        "not.",
+    )
     enable_prefill_delayer: bool = option(False, "Hold new prompts back for a moment so that they start together.")
     prefill_delayer_max_delay_passes: int = option(30, "Passes a prompt may be held back.")
     prefill_delayer_max_delay_ms: float = option(5000.0, "Milliseconds any request may be held back in all.")
@@ -50,6 +57,7 @@ class PolicyConfig:
     def __post_init__(self) -> None:
         milliseconds = ("lora_rotation_quantum_ms", "lora_max_stall_ms", "prefill_delayer_max_delay_ms")
         refuse_unless(lambda value: value > 0.0, "be above 0", self, *milliseconds)
+        refuse_unless(lambda value: 0.0 <= value < math.inf, "be 0 or more", self, "reader_pace")
         self._check_threshold()
         if self.prefill_delayer_max_delay_passes < 1:
             raise ConfigError("prefill_delayer_max_delay_passes must be at least 1.")

@@ -30,6 +30,8 @@ class Journey:
     reasons: tuple[str, ...] = ()  # why it waited
     first_at: float | None = None
     last_at: float = 0.0
+    read_until: float = 0.0  # when a reader at the usual pace has read the text so far
+    stalled_s: float = 0.0  # the longest time that this reader stood without text
     tokens: int = 0
     preemptions: int = 0
 

@@ -47,6 +47,11 @@ class AdapterMeters:
         "rota_queue_wait_seconds", "From a request's arrival to its admission.", LATENCIES
     )
     token_gap: Histogram = histogram("rota_token_gap_seconds", "Between two tokens of the same request.", GAPS)
+    stall: Histogram = histogram(
+        "rota_visible_stall_seconds",
+        "The longest time in an answer that a reader at --reader-pace stood without text.",
+        GAPS,
+    )
     e2e: Histogram = histogram(
         "rota_e2e_seconds", "From arrival to end, of requests that ended by `stop` or `length`.", LIFETIMES
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -28,6 +29,7 @@ from rota.core.events import (
     SlotState,
 )
 from rota.core.ids import BASE, FIRST_ENGINE, AdapterId, EngineId, RequestId, Slot
+from rota.core.policy_config import READER_PACE
 from rota.core.standstill import StoodStill
 from rota.observe.journey import Journey, OnEnd, TraceHeaders
 from rota.observe.meters import (
@@ -54,9 +56,11 @@ class Metrics:
         most_keys: int = MOST_KEYS,
         engines: Iterable[EngineId] = (FIRST_ENGINE,),
         traffic: TrafficMeters | None = None,
+        reader_pace: float = READER_PACE,
     ) -> None:
         self.name_of = name_of  # the name by which clients ask for an adapter; None once the adapter is unloaded
         self._on_end = on_end
+        self._read_s = 1.0 / reader_pace if reader_pace else None  # that a reader takes for a token; None: nobody reads
         self._labels = {BASE: BASE_LABEL}
         self.adapters = Places(most_adapters, AdapterMeters, always=(BASE_LABEL,))
         self.keys = Places(most_keys, KeyMeters)  # empty on a server without keys
@@ -163,7 +167,7 @@ class Metrics:
         engine = self.engines[event.engine_id]
         engine.step_time.add(event.step_s)
         engine.computed_tokens += event.prompt_tokens
-        at, journeys = event.at, self.journeys
+        at, journeys, read_s = event.at, self.journeys, self._read_s or math.inf
         for request_id in event.request_ids:
             journey = journeys.get(request_id)
             if journey is None:
@@ -173,7 +177,10 @@ class Metrics:
                 journey.meters.ttft.add(at - journey.asked_at)
             else:
                 journey.meters.token_gap.add(at - journey.last_at)
+                if at > journey.read_until:
+                    journey.stalled_s = max(journey.stalled_s, at - journey.read_until)
             journey.last_at = at
+            journey.read_until = max(at, journey.read_until) + read_s
             journey.tokens += 1
             journey.meters.output_tokens += 1
             if journey.key_meters:
@@ -197,11 +204,16 @@ class Metrics:
             if of_key:
                 of_key.prompt_tokens += event.prompt_tokens
         if event.reason in (FinishReason.STOP, FinishReason.LENGTH):
-            meters.e2e.add(event.at - journey.asked_at)
+            self._answered(journey, event.at)
         if event.fault and event.fault.code is FaultCode.UNKNOWN_ADAPTER:
             self._labels.pop(journey.adapter_id, None)  # the request came after the adapter's removal
         if self._on_end:
             self._on_end(event.request_id, journey, event)
+
+    def _answered(self, journey: Journey, at: float) -> None:
+        journey.meters.e2e.add(at - journey.asked_at)
+        if self._read_s is not None:
+            journey.meters.stall.add(journey.stalled_s)
 
     # ── adapters ─────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from rota.core.errors import FaultCode
 from rota.core.events import Event, Finished, FinishReason, Produced
 from rota.core.ids import BASE, AdapterId, RequestId
+from rota.core.policy_config import READER_PACE
 
 # ── token times ─────────────────────────────────────────────────────────────────────────────────────────────────────
 # Token times collect which requests got a token when, and give each request its times many at once.
@@ -65,6 +66,31 @@ class TokenTimes:
             yield request_ids[number], own
 
 
+# ── readers ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# A reader takes an answer's text at a steady pace from its first token on, and stands still where there is none yet.
+
+
+@dataclass(slots=True)
+class Reader:
+    """Reads one answer; `stalled_s` is the longest time that the reader stood still: a visible stall."""
+
+    pace: float
+    stalled_s: float = 0.0
+    _tokens: int = 0
+    _late_s: float = -math.inf  # how late the latest token so far came, for a reader that began at 0 and never stood
+
+    def read(self, moments: NDArray[np.float64]) -> None:
+        """The next tokens came at these moments."""
+        late_s = moments - np.arange(self._tokens, self._tokens + len(moments)) / self.pace
+        latest_s = np.maximum.accumulate(np.concatenate(([self._late_s], late_s)))
+        if not self._tokens:
+            late_s, latest_s = late_s[1:], latest_s[1:]  # nobody reads before the first token
+        if len(late_s):
+            self.stalled_s = max(self.stalled_s, float((late_s - latest_s[:-1]).max()))
+        self._tokens += len(moments)
+        self._late_s = float(latest_s[-1])
+
+
 PERCENTILES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 
@@ -86,6 +112,7 @@ class RequestRecord:
     reason: FinishReason | None = None
     fault: FaultCode | None = None  # of a request that failed; a client over HTTP has a sentence instead
     own_gaps: array[float] = field(default_factory=lambda: array("d"))  # until it has ended
+    reader: Reader | None = field(default_factory=lambda: Reader(READER_PACE))
 
     @property
     def is_answered(self) -> bool:
@@ -100,6 +127,8 @@ class RequestRecord:
         if len(gaps):
             self.own_gaps.frombytes(gaps.tobytes())
             self.worst_gap_s = max(self.worst_gap_s, float(gaps.max()))
+        if self.reader:
+            self.reader.read(moments)
         self.tokens += len(moments)
         self.last_at = float(moments[-1])
 
@@ -126,12 +155,14 @@ class Recorder:
     gaps: dict[AdapterId, array[float]] = field(default_factory=dict)
     tenant_gaps: dict[str, array[float]] = field(default_factory=dict)  # only of named tenants
     transients: set[AdapterId] = field(default_factory=set)  # adapters that come for a moment
+    reader_pace: float = READER_PACE  # tokens a second; 0: nobody reads
     _coming: TokenTimes = field(default_factory=TokenTimes)
     _ended: list[Finished] = field(default_factory=list)
 
     def asked(self, request_id: RequestId, adapter: AdapterId, at: float, _tenant: str = "") -> None:
         gaps = self.gaps.setdefault(adapter, array("d"))
-        self.records[request_id] = RequestRecord(adapter, at, (gaps,))
+        reader = Reader(self.reader_pace) if self.reader_pace else None
+        self.records[request_id] = RequestRecord(adapter, at, (gaps,), reader=reader)
 
     def note_tenant(self, request_id: RequestId, tenant: str) -> None:
         """A request that was just asked is this tenant's."""
@@ -211,6 +242,7 @@ def _summarise(records: list[RequestRecord], gaps: list[array[float]]) -> dict[s
         "tpot_s": spread([(one.last_at - one.first_at) / (one.tokens - 1) for one in several]),
         "itl_s": spread(np.concatenate([np.frombuffer(one) for one in gaps if one] or [np.empty(0)])),
         "gap_s": spread([one.worst_gap_s for one in several]),
+        "stall_s": spread([one.reader.stalled_s for one in several if one.reader]),
     }
 
 

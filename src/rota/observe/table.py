@@ -29,6 +29,7 @@ TIMES = {
     "time per output token (TPOT)": "tpot_s",
     "between two tokens (ITL)": "itl_s",
     "worst pause of an answer": "gap_s",
+    "longest that its reader stands": "stall_s",
 }
 FIGURES = {"mean": "mean", "median": "median", "P90": "p90", "P95": "p95", "P99": "p99", "max": "max"}
 WIDEST = 1000  # a narrow terminal breaks lines, since a figure that is cut off says nothing

@@ -189,6 +189,7 @@ def _metrics(parts: AppParts, split: Traffic) -> Metrics:
         config.metrics_max_keys,
         [engine.engine_id for engine in parts.service.state.engines],
         split.meters,
+        parts.engine.policy.reader_pace,
     )
     metrics.quarantined = lambda: len(blame.quarantines)
     parts.access.admission.watch(metrics.limit_met)
