@@ -32,7 +32,7 @@ def check_balance(scheduler: Scheduler) -> None:
     assert state.priorities == Counter(sequence.request.priority for sequence in state.sequences.values())
     assert {*map(id, state.sequences.values())} == {*map(id, running), *map(id, waiting)}
     assert state.pinned_groups == {a: group for a, group in state.groups.items() if group.is_pinned}
-    unused = Group(None)
+    unused = Group(None, state.lengths)
     written = unused.users or unused.tenants or unused.priorities or unused.lengths
     assert not written, "the queues that unused adapters share are not empty"
     for group in state.groups.values():

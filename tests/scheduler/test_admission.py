@@ -46,7 +46,7 @@ def test_base_requests_never_wait_for_a_slot(policy):
 
 def test_base_requests_are_never_drained_for_an_adapter():
     stage = Stage(slots=1, policy=DRAIN)
-    stage.seat(1)
+    stage.seat(1, max_new_tokens=40)
     stage.ask("cold", adapter=2)
     stage.step(at=5.0)
     stage.ask("drains", adapter=1, max_new_tokens=480)
@@ -260,7 +260,7 @@ def test_a_slot_is_claimed_from_the_patient_and_not_from_the_urgent(patient):
     stage.step()
     stage.arrive(1, 2)
     stage.step(at=1.5)
-    stage.ask("newcomer", adapter=3)
+    stage.ask("newcomer", adapter=3, max_new_tokens=400)
     assert loads(stage.step(at=2.0)) == [3]
     stage.arrive(3)
     stage.step()

@@ -31,7 +31,7 @@ def starved(remaining: int = 15, policy: PolicyConfig = DRAIN, **fields) -> Stag
 
 def test_an_adapter_drains_as_soon_as_another_has_waited_strictly_too_long():
     stage = starved(remaining=15)
-    stage.ask("before", adapter=1, max_new_tokens=400)
+    stage.ask("before", adapter=1, max_new_tokens=40)
     plan = stage.step(at=3.0)
     assert seated(plan) == ["before"]
     assert plan.wake_at == math.nextafter(3.0, 4.0)

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 from rota.core.adapter import Adapter
 from rota.core.ids import AdapterId
-from rota.scheduler.adapter_state import Group
+from rota.scheduler.adapter_state import AnswerLengths, Group
 from rota.scheduler.state import DueQueue
 
 
 def group(number: int) -> Group:
-    return Group(Adapter(adapter_id=AdapterId(number), name=f"adapter{number}", path=""))
+    return Group(Adapter(adapter_id=AdapterId(number), name=f"adapter{number}", path=""), AnswerLengths())
 
 
 def numbers(queue: DueQueue) -> list[int]:

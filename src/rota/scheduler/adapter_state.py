@@ -17,28 +17,34 @@ from rota.scheduler.queues import FairQueue
 from rota.scheduler.sequence import Phase, Sequence
 
 # ── answer lengths ──────────────────────────────────────────────────────────────────────────────────────────────────
-# Answer lengths remember how long an adapter's last answers were, sorted, so that a mean of them is found at once.
+# Answer lengths remember how long the last answers were, of one adapter or of all, and guess how long others become.
 
 REMEMBERED = 64
+# With fewer answers an adapter goes by those of all adapters.
+FEW_LENGTHS = 4
+# The longest of this many answers tells how long others may become. With fewer, drains cut off too many answers:
+# in the mean of four seeds of `slow-disk` on an A100 E2E P99 was 27.8 s without this bound and 20.6 s with it.
+TELLING_LENGTHS = 16
+# An answer that is longer than all of them is expected to become as long again, and this much longer at least. The most
+# that may come is taken to be twice as much at least.
+LEAST_GUESS = 256
 
 
 class AnswerLengths:
     """Every pass asks for means, and only the end of an answer changes them."""
 
     # Every adapter has one, used or not: an empty deque alone would take 600 bytes.
-    __slots__ = ("_means", "_recent", "_sorted")
+    __slots__ = ("_means", "_recent", "_sorted", "are_some", "longest")
 
     def __init__(self) -> None:
         self._recent: list[int] = []
         self._sorted: list[int] = []
         self._means: list[int] | None = None  # of the lengths from each place on, rounded up; None: to be made anew
+        self.are_some = False  # no fewer than an adapter goes by
+        self.longest = 0  # 0: they are too few to tell how long others may become
 
-    def __len__(self) -> int:
-        return len(self._recent)
-
-    @property
-    def longest(self) -> int:
-        return self._sorted[-1]
+    def __bool__(self) -> bool:
+        return bool(self._recent)
 
     def append(self, length: int) -> None:
         self._recent.append(length)
@@ -46,6 +52,9 @@ class AnswerLengths:
         if len(self._recent) > REMEMBERED:
             del self._sorted[bisect_left(self._sorted, self._recent.pop(0))]
         self._means = None
+        self.are_some = len(self._recent) >= FEW_LENGTHS
+        if len(self._recent) >= TELLING_LENGTHS:
+            self.longest = self._sorted[-1]
 
     def mean_above(self, done: int) -> int | None:
         """The mean of the lengths above `done`, rounded up; None if there are none."""
@@ -65,9 +74,6 @@ class AnswerLengths:
 
 # ── group ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-# The longest of this many answers tells how long others may become. With fewer, drains cut off too many answers:
-# in the mean of four seeds of `slow-disk` on an A100 E2E P99 was 27.8 s without this bound and 20.6 s with it.
-TELLING_LENGTHS = 16
 # Of the requests behind one adapter, this many count in its claim.
 MOST_CLAIMING = 32
 CLAIM_POWER = 2.5
@@ -107,6 +113,7 @@ class Group:
         "former",
         "is_pinned",
         "lengths",
+        "pooled",
         "prefilling",
         "priorities",
         "queue",
@@ -121,7 +128,8 @@ class Group:
         "weight",
     )
 
-    def __init__(self, adapter: Adapter | None, former: AdapterId | None = None) -> None:
+    def __init__(self, adapter: Adapter | None, pooled: AnswerLengths, former: AdapterId | None = None) -> None:
+        """`pooled` has the lengths of all adapters' answers."""
         self.adapter = adapter  # None for the base model, which is never read or copied
         self.former = former  # a version whose place it takes: it comes into a slot before it counts as added
         self.adapter_id: AdapterId = adapter.adapter_id if adapter else BASE
@@ -135,6 +143,7 @@ class Group:
         self.rowless = _SEQUENCES  # they hold KV, and their rows were given to other sequences
         self.priorities = _PRIORITIES  # of the sequences in these lists
         self.lengths = _LENGTHS  # of answers that ended by themselves
+        self.pooled = pooled
         self.ran_at = 0.0
         self.ran_in = 0  # the last step that its sequences were in
         self.slot_since = 0.0
@@ -227,19 +236,19 @@ class Group:
 
     def expected_tokens(self, sequence: Sequence) -> int:
         """Tokens still to come, by the mean of earlier answers that became longer than this one; at most the limit."""
-        done = sequence.output_length
-        most = sequence.limit - len(sequence.tokens)
+        length = len(sequence.tokens)
+        done = length - sequence.prompt_length
         # Clients ask for 4096 tokens and stop at 200: earlier answers tell more than the limit does.
-        mean = self.lengths.mean_above(done)
-        return most if mean is None else min(most, mean - done)
+        own = self.lengths if self.lengths.are_some else self.pooled
+        mean = own.mean_above(done) or self.pooled.mean_above(done)
+        return min(sequence.limit - length, mean - done if mean else max(LEAST_GUESS, done))
 
     def most_tokens(self, sequence: Sequence) -> int:
         """As `expected_tokens`, but by the longest of earlier answers; a few answers say nothing about that."""
-        done, most = sequence.output_length, sequence.limit - len(sequence.tokens)
-        if len(self.lengths) < TELLING_LENGTHS:
-            return most
-        longest = self.lengths.longest
-        return min(most, longest - done) if longest > done else most
+        length = len(sequence.tokens)
+        done = length - sequence.prompt_length
+        rest = (self.lengths.longest or self.pooled.longest) - done
+        return min(sequence.limit - length, rest if rest > 0 else max(2 * LEAST_GUESS, done))
 
     def running_sequences(self) -> Iterator[Sequence]:
         yield from self.prefilling

@@ -217,7 +217,7 @@ class AdapterLifecycle:
         if reason := message.refusal or self._reason_against(adapter):
             self._refuse(adapter.adapter_id, at, reason, message.refusal_code)
             return
-        group = Group(adapter, message.former)
+        group = Group(adapter, self._state.lengths, message.former)
         self._state.groups[adapter.adapter_id] = group
         if group.is_pinned:
             self._state.pinned_groups[adapter.adapter_id] = group

@@ -14,7 +14,7 @@ from rota.core.ids import BASE, FIRST_ENGINE, AdapterId, EngineId, RequestId
 from rota.core.request import Request
 from rota.policy.eviction import Eviction
 from rota.scheduler.accounts import Accounts
-from rota.scheduler.adapter_state import Group
+from rota.scheduler.adapter_state import AnswerLengths, Group
 from rota.scheduler.blocks import BlockLedger
 from rota.scheduler.hosts import HostLedger
 from rota.scheduler.lazy_heap import LazyHeap
@@ -185,7 +185,8 @@ class SchedulerState:
         self.deep_prefix = capacity.deep_prefix
         self.row_step = capacity.row_step
         self.short_prompts = 0  # open requests whose prompts are shorter than that
-        self.base = Group(None)
+        self.lengths = AnswerLengths()  # of the last answers of all adapters
+        self.base = Group(None, self.lengths)
         self.groups: dict[AdapterId, Group] = {BASE: self.base}
         self.pinned_groups: dict[AdapterId, Group] = {}
         self.sequences: dict[RequestId, Sequence] = {}  # every open one
@@ -283,6 +284,7 @@ class SchedulerState:
         self.short_prompts -= self.is_short(sequence)
         if reason in (FinishReason.STOP, FinishReason.LENGTH) and sequence.pooling is None:
             group.lengths.append(sequence.output_length)
+            self.lengths.append(sequence.output_length)
         self.note_users(group)
         self.outbox.append(
             Finished(
