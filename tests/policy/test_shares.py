@@ -4,7 +4,7 @@ import pytest
 
 from rota.core.ids import AdapterId
 from rota.policy.visits import LOOK_AHEAD, LOOK_EVERY, Settled, Shares
-from tests.policy.rotation import NOW, parked, resident, slots
+from tests.policy.rotation import NOW, ago, parked, resident, rotate_with, slots, turns
 from tests.policy.views import A, B, C
 
 
@@ -12,7 +12,6 @@ def test_equal_weights_are_not_counted():
     shares = Shares()
     assert not shares.count([resident(A), parked(B)])
     assert not shares
-    assert shares.rarity(parked(B)) == 1.0
 
 
 def test_the_adapter_that_has_got_least_for_its_weight_has_the_largest_merit():
@@ -53,10 +52,16 @@ def test_an_adapter_makes_room_once_it_is_sixteen_steps_of_its_sequences_ahead(w
     assert [*settled] == [B if leaves else A]
 
 
-def test_a_lighter_adapter_has_turns_more_rarely_in_proportion():
-    shares = Shares()
-    shares.count([resident(A, weight=4.0), parked(B, weight=1.0), parked(C, weight=2.0)])
-    assert [shares.rarity(parked(one, weight=w)) for one, w in ((A, 4.0), (B, 1.0), (C, 2.0))] == [1.0, 4.0, 2.0]
+@pytest.mark.parametrize(
+    ("weight", "pause", "has_turn"), [(1.0, 16.5, True), (4.0, 127.5, False), (4.0, 128.5, True), (0.1, 128.5, True)]
+)
+def test_while_weights_share_the_slots_turns_come_after_128_steps_whatever_the_weight(weight, pause, has_turn):
+    residents = [resident(one, claims=20.0) for one in (A, B)]
+    policy = rotate_with(residents)
+    seen = slots(residents, [parked(C, weight=weight, ran_at=ago(pause))])
+    for _ in range(LOOK_EVERY):
+        policy.observe(seen, NOW)
+    assert bool(turns(policy, seen)) == has_turn
 
 
 def test_in_a_crowd_claims_decide_again():

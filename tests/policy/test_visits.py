@@ -5,7 +5,7 @@ import pytest
 from rota.core.ids import AdapterId
 from rota.policy.slot_policies.rotate import STEADY_STEPS
 from rota.policy.slot_policy import Turn
-from rota.policy.visits import LOOK_EVERY
+from rota.policy.visits import CROWD_TURN_STEPS, LOOK_EVERY, TURN_STEPS
 from tests.policy.rotation import NOW, ago, newcomer, parked, resident, rotate_with, slots, turns
 from tests.policy.views import A, Absent, B, C, D, E, F, Slots, View
 
@@ -128,19 +128,28 @@ def test_newcomers_start_only_while_settled_adapters_keep_room_to_finish(
         (0, 15.5, False),
         (0, 16.5, True),
         (2, 16.5, True),  # as many are parked as there are slots: rotation
-        (3, 16.5, False),  # one more is a third of the slots: 2 ** (4 / 3) times as long
-        (3, 41.0, True),
-        (5, 100.0, False),
-        (5, 257.0, True),
-        (40, 1e6, False),
+        (3, 31.0, False),  # one round of four turns: 4 · (10 + 1) steps for two at a time, and 0.7 of them are turns
+        (3, 32.0, True),
+        (40, 322.0, False),
+        (40, 323.0, True),
     ],
 )
-def test_a_parked_adapter_has_a_turn_after_sixteen_steps_and_rarer_as_parked_adapters_outnumber_slots(
+def test_a_parked_adapter_has_a_turn_after_sixteen_steps_and_in_a_crowd_after_one_round_over_all(
     others, pause, has_turn
 ):
     absent = [parked(D, ran_at=ago(pause)), *(parked(AdapterId(100 + one)) for one in range(others))]
     expected = [Turn(A, D)] if has_turn else []
     assert turns(rotate_with(SETTLED), slots(SETTLED, absent)) == expected
+
+
+def test_a_turn_in_a_crowd_is_longer_than_beside_a_few():
+    few, crowd = [parked(A, claims=10.0)], [parked(AdapterId(100 + one), claims=0.0) for one in range(9)]
+    for others, steps in ((few, TURN_STEPS), ([*few, *crowd], CROWD_TURN_STEPS)):
+        policy = rotate_with(SETTLED)
+        turns(policy, slots([LEAST, SECOND, LARGEST], [parked(D, ran_at=ago(500)), *others[1:]]))
+        for stayed, comes_back in ((steps - 1, []), (steps, [Turn(D, A)])):
+            on_turn = resident(D, turn_steps=stayed, claims=1.0)
+            assert turns(policy, slots([on_turn, SECOND, LARGEST], others)) == comes_back
 
 
 def test_no_turns_while_kv_is_short():

@@ -149,7 +149,7 @@ def test_host_memory_goes_to_one_that_could_run_before_one_that_could_not_howeve
         stage.tell(add_adapter(number))
         stage.step()
         stage.tell(AdapterFetched(adapter_id=AdapterId(number), at=0.0))
-    stage.seat(1)
+    stage.seat(1, max_new_tokens=20)
     stage.ask("second", adapter=2)
     stage.step(at=1.0)
     stage.tell(AdapterFetched(adapter_id=AdapterId(2), at=1.0))

@@ -10,12 +10,13 @@ from rota.scheduler.accounts import Account
 from rota.scheduler.adapter_state import (
     FEW_LENGTHS,
     LEAST_GUESS,
+    LEAST_REST,
     REMEMBERED,
     TELLING_LENGTHS,
     AnswerLengths,
     Group,
 )
-from rota.scheduler.sequence import Sequence
+from rota.scheduler.sequence import Phase, Sequence
 from tests.builders import add_adapter, request
 
 LIMIT = 4096
@@ -77,3 +78,33 @@ def test_the_most_that_may_come_of_an_answer(own, pooled, done, most):
 def test_only_the_last_answers_count():
     found = lengths(*[1000] * REMEMBERED, *[10] * REMEMBERED)
     assert (found.longest, found.mean_above(0), found.mean_above(10)) == (10, 10, None)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"at": 0.0}, {"at": 5.0}),  # the older request
+        ({"limit": 50}, {"limit": 400}),  # the one that needs fewer tokens more
+        ({"limit": 400, "at": 0.0}, {"limit": 50, "at": 6.0}),  # long, but old
+    ],
+)
+def test_the_older_and_the_shorter_request_has_the_larger_claim(first, second):
+    claims = []
+    for one in (first, second):
+        made = group(AnswerLengths(), AnswerLengths())
+        made.enter(ACCOUNT)
+        made.join(sequence(**one), Phase.DECODE)
+        claims.append(made.claim(now=10.0))
+    assert claims[0] > claims[1]
+
+
+@pytest.mark.parametrize("phases", [[Phase.DECODE, Phase.DECODE], [Phase.PREFILL, Phase.DECODE]])
+def test_a_claim_counts_every_request_and_the_tokens_that_the_first_of_each_kind_needs(phases):
+    """Nine requests of four tokens count as one of sixteen does, nine times; one more that needs 32 halves that."""
+    one, nine, ten = (group(AnswerLengths(), AnswerLengths()) for _ in "abc")
+    for made, limits in ((one, [LEAST_REST]), (nine, [4] * 9), (ten, [2 * LEAST_REST, *[4] * 8])):
+        made.enter(ACCOUNT)
+        for number, limit in enumerate(limits):
+            made.join(sequence(limit=limit, id=f"r{number}"), phases[number > 0])
+    assert nine.claim(now=1.0) == pytest.approx(9 * one.claim(now=1.0))
+    assert ten.claim(now=1.0) == pytest.approx(4.5 * one.claim(now=1.0))

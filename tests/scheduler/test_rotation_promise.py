@@ -119,7 +119,9 @@ def test_every_request_is_answered_though_other_adapters_never_run_out_of_work(d
 # ── weights ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def tokens(weights: tuple[float, ...], slots: int, until: float = 17.0) -> tuple[dict[int, int], list[Event]]:
+def tokens(
+    weights: tuple[float, ...], slots: int, until: float = 17.0, policy: PolicyConfig | None = None
+) -> tuple[dict[int, int], list[Event]]:
     """Tokens by adapter between two seconds and `until`, while each has more work than it can get done."""
     messages: Messages = []
     for number, weight in enumerate(weights, 1):
@@ -128,7 +130,7 @@ def tokens(weights: tuple[float, ...], slots: int, until: float = 17.0) -> tuple
             (0.0, submit(f"{number}-{turn}", adapter=AdapterId(number), prompt=9, max_new_tokens=1000))
             for turn in range(4)
         ]
-    events = serve(messages, PolicyConfig(), slots)
+    events = serve(messages, policy or PolicyConfig(), slots)
     times = token_times(events)
     counts = dict.fromkeys(range(1, len(weights) + 1), 0)
     for request_id, moments in times.items():
@@ -161,3 +163,12 @@ def test_however_heavy_one_adapter_is_the_others_pause_for_a_bounded_time(heavy,
     assert longest_gap_s(events) <= (8 * STALL_STEPS + 6 * (TURN_STEPS + 3)) * STEP_S
     assert min(counts.values()) > 0
     assert counts[1] == max(counts.values())
+
+
+@pytest.mark.parametrize("heavy", [4.0, 100.0])
+def test_weights_break_no_promise(heavy):
+    """Without a promise the light adapters pause for longer than a second."""
+    weights = (heavy, 1.0, 1.0, 1.0, 1.0)
+    assert longest_gap_s(tokens(weights, 2, until=6.0)[1]) > 1.0
+    promised = PolicyConfig(lora_max_stall_ms=1000.0)
+    assert longest_gap_s(tokens(weights, 2, until=6.0, policy=promised)[1]) <= 1.0

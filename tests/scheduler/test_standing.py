@@ -146,7 +146,7 @@ def after_visits() -> Stage:
     stage.seat(1)
     for number in range(2, 6):
         stage.ask(f"late{number}", adapter=number, max_new_tokens=400, at=0.0001 * number)
-    for _ in range(60):
+    for _ in range(24):
         stage.arrive(*loads(stage.step(at=stage.now + 0.001)))
     return stage
 

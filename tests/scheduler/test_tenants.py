@@ -209,6 +209,26 @@ def test_a_tenant_with_one_adapter_keeps_a_slot_while_another_tenant_rotates_man
     assert "one" in seated(stage.step())
 
 
+def test_a_tenant_whose_share_is_below_one_slot_still_gets_one():
+    """Three tenants share two slots: two thirds of a slot for each."""
+    stage = Stage(adapters=4, slots=2, rows=16)
+    for number in (1, 2):
+        stage.ask(f"many{number}", number, tenant="many", max_new_tokens=LONG)
+    stage.step()
+    stage.arrive(1, 2)
+    stage.step()
+    stage.ask("base", tenant="third", max_new_tokens=LONG)
+    stage.step()
+
+    stage.ask("one", 3, tenant="one", max_new_tokens=LONG)
+    assert [load.adapter_id for load in stage.step().loads] == [3]
+
+    stage.arrive(3)
+    stage.step()
+    stage.ask("another", 4, tenant="one", max_new_tokens=LONG)
+    assert not stage.step().loads, "a second one would be more than its share"
+
+
 def test_requests_find_each_others_kv_only_within_one_scope():
     stage = Stage(adapters=0, rows=8)
     prompt = tuple(range(100, 140))

@@ -6,6 +6,7 @@ from rota.core.config import LoraConfig
 from rota.core.events import Preempted, SlotChanged, SlotState
 from rota.core.ids import AdapterId
 from rota.core.policy_config import PolicyConfig
+from rota.core.tenant import Tenant
 from rota.policy.slot_policies import SLOT_POLICIES
 from tests.builders import add_adapter, capacity, submit
 from tests.fakes import FakeDevice
@@ -42,6 +43,23 @@ def test_of_idle_residents_the_eviction_policy_says_who_leaves(policy, leaver):
     stage.step()
     stage.ask("newcomer", adapter=3)
     stage.step()
+
+    assert left(stage) == [leaver]
+
+
+@pytest.mark.parametrize(("asked_at", "leaver"), [((2.0, 3.0), 2), ((3.0, 2.0), 1)])
+def test_of_residents_whose_requests_cannot_start_the_one_with_the_youngest_leaves(asked_at, leaver):
+    """Their tenant runs as many as it may: a request of the base model."""
+    full = Tenant(name="full", max_running=1)
+    stage = Stage(slots=2)
+    stage.seat(1, 2, max_new_tokens=1)
+    stage.ask("holds", tenant=full, max_new_tokens=400)
+    stage.step()
+    for adapter, at in zip((1, 2), asked_at, strict=True):
+        stage.ask(f"waits{adapter}", adapter, at=at, tenant=full)
+    stage.step(at=4.0)
+    stage.ask("newcomer", adapter=3, at=1.0)
+    stage.step(at=5.0)
 
     assert left(stage) == [leaver]
 
@@ -107,7 +125,7 @@ def test_the_leaver_goes_at_once_and_the_rest_run_while_its_slot_is_loaded():
     stage = Stage(slots=2, policy=ROTATE)
     stage.seat(1, 2)
     slot_of = {event.adapter_id: event.slot for event in stage.said(SlotChanged)}
-    stage.ask("newcomer", adapter=3)
+    stage.ask("newcomer", adapter=3, max_new_tokens=400)
     plan = stage.step(at=1.0)
     (leaver,) = left(stage)
     assert [(load.adapter_id, load.slot) for load in plan.loads] == [(3, slot_of[leaver])]

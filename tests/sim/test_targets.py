@@ -124,9 +124,10 @@ def test_in_a_crowd_first_tokens_come_long_before_those_of_waiting_and_answers_h
     wait, rotate = crowd("wait").summary(), crowd("rotate").summary()
 
     assert rotate["ttft_s"]["p99"] <= 0.2 * wait["ttft_s"]["p99"]
-    assert rotate["e2e_s"]["mean"] <= 1.13 * wait["e2e_s"]["mean"]
-    assert rotate["e2e_s"]["p99"] <= 1.05 * wait["e2e_s"]["p99"]
+    assert rotate["e2e_s"]["mean"] <= 1.05 * wait["e2e_s"]["mean"]
+    assert rotate["e2e_s"]["p99"] <= 1.2 * wait["e2e_s"]["p99"]
     assert rotate["itl_s"]["p99"] <= 1.0
+    assert rotate["gap_s"]["max"] <= 3.0, "one round of turns over all that are parked"
 
 
 def test_a_promise_of_a_second_is_kept_for_99_of_100_answers_in_a_crowd():

@@ -21,7 +21,6 @@ class Shares:
 
     def __init__(self) -> None:
         self._served: dict[AdapterId, tuple[int, float]] = {}
-        self._largest = 1.0
 
     def __bool__(self) -> bool:
         return bool(self._served)
@@ -36,7 +35,6 @@ class Shares:
         known, self._served = self._served, {}
         if len(weights) < 2:
             return False
-        self._largest = max(weights)
         least = min((served for _, served in known.values()), default=0.0)
         for view in views:
             tokens, served = known.get(view.adapter_id, (view.attained, least))
@@ -50,10 +48,6 @@ class Shares:
 
     def margin(self, view: AdapterView) -> float:
         return STEPS_AHEAD * view.running / view.weight
-
-    def rarity(self, view: AdapterView) -> float:
-        """How much longer than the heaviest adapter this one goes without a turn."""
-        return self._largest / view.weight if self._served else 1.0
 
 
 # ── settled ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -161,28 +155,27 @@ def is_kv_short(slots: SlotsView, settled: list[AdapterView]) -> bool:
 # ── visits ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 # Visits bring adapters that are not settled into slots: for a first token, or for a turn after a long pause.
 #
-# A newcomer comes at once. A turn for every parked adapter would pause each answer often, so with more parked adapters
-# than slots turns become rarer, and end.
+# A newcomer comes at once. While few adapters are parked, each has a short turn after a short pause. The turns of a
+# crowd come after one round over all that are parked, and are longer, because every turn costs two copies.
 #
-# The operator may promise a longest pause instead. Then turns do not become rarer, and newcomers wait for their first
-# token while more adapters are parked than can have a turn in time.
+# The operator may promise a longest pause instead. Then newcomers wait for their first token while one round would take
+# longer.
 
 # Visits at a time. Each takes a slot from a settled adapter for the step of its copy and for the visit.
 MOST_VISITS = 2
-# A parked adapter has a turn of this many steps after this many steps without a token.
+# While no more adapters than this are parked, each has a turn of so many steps after so many steps without a token.
+FEW_PARKED = 4
 TURN_STEPS = 3
 STALL_STEPS = 16
-# With a promise, turns are longer: fewer copies then. A turn begins when this part of the promised time is over, and
-# this part of all turns that fit into that time is promised. The rest is for first tokens, and for turns that wait.
+CROWD_TURN_STEPS = 10
 PROMISED_TURN_STEPS = 6
+# Turns have this part of a round. The rest is for first tokens, and for turns that wait.
+PART_FOR_TURNS = 0.7
+# A turn begins when this part of the promised time is over.
 PROMISED_PART = 0.8
-PROMISED_TURNS = 0.7
-# That wait doubles for every such part of the slots by which parked adapters outnumber them.
-FADING = 4
-MOST_DOUBLINGS = 40
 # Parked sequences may always hold this part of all KV blocks. They may hold more while settled adapters have room.
 PART_FOR_PARKED = 0.1
-# While weights share the slots, pauses are this many times longer at most, however heavy the others are.
+# While weights share the slots, pauses are this many times longer: turns would be a part of no share.
 MOST_RARE = 8.0
 # This many adapters that lack KV or are still being read are passed over in a pass, and this many newcomers are found.
 VISITS_AHEAD = 16
@@ -198,11 +191,12 @@ class Visits:
         """Turns take `turn_s` instead of a few steps; `max_stall_s` is the longest pause that is promised."""
         self._turn_s = turn_s
         self._max_stall_s = max_stall_s
-        self._turn_steps = TURN_STEPS if max_stall_s is None else PROMISED_TURN_STEPS
+        self._turn_steps = TURN_STEPS
         self._on_turn: set[AdapterId] = set()
         self.newcomers: list[AdapterView] = []
         self.stalled: list[AdapterView] = []
         self.parked = 0
+        self._is_crowd = False
 
     # ── what was seen in this pass ───────────────────────────────────────────────────────────────────────────────
 
@@ -211,6 +205,9 @@ class Visits:
         self._on_turn = {one for one in self._on_turn if one not in slots.absent}
         parked = slots.absent.stalest
         self.parked = len(parked) - sum(one in parked for one in settled)
+        self._is_crowd = self.parked > min(FEW_PARKED, slots.total)
+        few_steps = CROWD_TURN_STEPS if self._is_crowd else TURN_STEPS
+        self._turn_steps = few_steps if self._max_stall_s is None else PROMISED_TURN_STEPS
         if not slots.absent:
             return
         held = settled.views(slots)
@@ -243,11 +240,7 @@ class Visits:
 
     def _has_time_for_more(self, slots: SlotsView) -> bool:
         """Could one more parked adapter have its turns as often as promised?"""
-        if self._max_stall_s is None:
-            return True
-        turn_s = self._turn_s or self._turn_steps * slots.step_s
-        turns = MOST_VISITS * self._max_stall_s / (turn_s + slots.step_s)
-        return self.parked < PROMISED_TURNS * turns
+        return self._max_stall_s is None or self._round_s(slots) < self._max_stall_s
 
     def _able(self, slots: SlotsView, settled: Settled, held: list[AdapterView]) -> list[AdapterView]:
         """The first newcomers that lack nothing but a slot, and whose KV leaves settled adapters room to finish."""
@@ -276,25 +269,28 @@ class Visits:
 
     def _without_a_token(self, slots: SlotsView, settled: Settled, now: float) -> list[AdapterView]:
         """Parked adapters whose pause is long enough for a turn, the longest first."""
-        stall_s = self._stall_s(slots)
-        shares = settled.shares if self._max_stall_s is None else Shares()  # weights break no promise
-        bound_s = MOST_RARE * STALL_STEPS * slots.step_s if shares else stall_s
+        stall_s = self._stall_s(slots, settled)
         stalled: list[AdapterView] = []
         for view in islice(slots.absent.stalest, MOST_LOOKS):
-            pause_s = now - view.ran_at
-            if pause_s <= min(bound_s, stall_s) or len(stalled) == MOST_VISITS:
+            if now - view.ran_at <= stall_s or len(stalled) == MOST_VISITS:
                 break
-            if view.adapter_id in settled or view in self.newcomers or not slots.is_at_hand(view.adapter_id):
-                continue
-            if pause_s > min(bound_s, stall_s * shares.rarity(view)):
+            if view.adapter_id not in settled and view not in self.newcomers and slots.is_at_hand(view.adapter_id):
                 stalled.append(view)
         return stalled
 
-    def _stall_s(self, slots: SlotsView) -> float:
+    def _stall_s(self, slots: SlotsView, settled: Settled) -> float:
+        """How long a parked adapter goes without a token before its turn."""
         if self._max_stall_s is not None:
-            return PROMISED_PART * self._max_stall_s
-        doublings = FADING * max(0, self.parked - slots.total) / slots.total
-        return STALL_STEPS * slots.step_s * math.pow(2.0, min(MOST_DOUBLINGS, doublings))
+            return PROMISED_PART * self._max_stall_s  # weights break no promise
+        few_s = STALL_STEPS * slots.step_s
+        if settled.shares:
+            return MOST_RARE * few_s
+        return max(few_s, self._round_s(slots)) if self._is_crowd else few_s
+
+    def _round_s(self, slots: SlotsView) -> float:
+        """How long it takes until each parked adapter has had a turn."""
+        turn_s = self._turn_s or self._turn_steps * slots.step_s
+        return self.parked * (turn_s + slots.step_s) / (MOST_VISITS * PART_FOR_TURNS)
 
 
 # ── leavers ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -77,6 +77,8 @@ class AnswerLengths:
 # Of the requests behind one adapter, this many count in its claim.
 MOST_CLAIMING = 32
 CLAIM_POWER = 2.5
+# An adapter that is nearly done counts as one that needs this many tokens more.
+LEAST_REST = 16
 
 
 class Standing(Enum):
@@ -232,7 +234,14 @@ class Group:
     def claim(self, now: float) -> float:
         users = chain(self.decoding, self.prefilling, self.rowless, self.queue)
         arrivals = [one.arrival[0] for one in islice(users, MOST_CLAIMING)]
-        return math.fsum([math.pow(max(0.0, now - at) + 1.0, CLAIM_POWER) for at in arrivals])
+        ages = math.fsum([math.pow(max(0.0, now - at) + 1.0, CLAIM_POWER) for at in arrivals])
+        return ages / max(LEAST_REST, *map(self.expected_tokens, self._firsts())) if arrivals else 0.0
+
+    def _firsts(self) -> list[Sequence]:
+        """The first request of each kind. The longest of them tells about how long the adapter needs a slot."""
+        firsts = [sequences[0] for sequences in (self.decoding, self.prefilling, self.rowless) if sequences]
+        waits = self.queue.first()
+        return [*firsts, waits] if waits else firsts
 
     def expected_tokens(self, sequence: Sequence) -> int:
         """Tokens still to come, by the mean of earlier answers that became longer than this one; at most the limit."""
