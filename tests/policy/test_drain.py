@@ -312,6 +312,8 @@ def test_a_drain_is_called_off_at_once_when_no_adapter_needs_it_any_more(how):
     assert one.policy.reserved == frozenset()
     assert one.policy.admits(view(B, running=1, remaining=15), steps_needed=400)
     assert (one.told("finished"), one.told("called_off")) == (0, 1)
+    one.see([], busy(B), now=3.3)
+    assert one.told("called_off") == 1, "each event is told once"
 
 
 def test_an_unloaded_victim_or_beneficiary_leaves_no_record():

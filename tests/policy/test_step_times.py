@@ -4,7 +4,9 @@ import math
 
 import pytest
 
+from rota.core.config import SchedulerConfig
 from rota.policy.step_times import LEAST_TOKENS, MOST_AUTO_S, MOST_UNSEEN, StepBudget, StepTimes
+from tests.builders import capacity
 
 LONG_S = 0.05
 
@@ -66,6 +68,12 @@ def test_decodes_that_became_quicker_are_seen_beside_prompts_too():
     assert times.note(20, 0.08, LONG_S), "a step with prompts takes longer than its decodes"
 
     assert times.decodes_s == 0.08
+
+
+def test_a_number_of_milliseconds_is_the_limit_on_any_device():
+    budget = StepBudget.of(SchedulerConfig(max_step_ms=80.0), capacity())
+    assert budget is not None
+    assert budget.limit_s == 0.08
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from rota.core.ids import AdapterId
-from rota.policy.slot_policies.rotate import STEADY_STEPS
+from rota.policy.slot_policies.rotate import LATE_STEPS, STEADY_STEPS
 from rota.policy.slot_policy import Turn
 from rota.policy.visits import CROWD_TURN_STEPS, LOOK_EVERY, TURN_STEPS
 from tests.policy.rotation import NOW, ago, newcomer, parked, resident, rotate_with, slots, turns
@@ -49,6 +49,15 @@ def test_no_more_come_than_copies_can_be_made():
 )
 def test_a_settled_adapter_does_not_step_aside_if_it(stays, named):
     assert turns(rotate_with([LEAST]), slots([stays], [newcomer(D)], **named)) == []
+
+
+@pytest.mark.parametrize(("came", "leaves"), [(LATE_STEPS + 1, True), (LATE_STEPS - 1, False)])
+def test_prompts_that_came_after_a_newcomer_that_waits_too_long_keep_no_resident(came, leaves):
+    """Another newcomer came a moment ago: the one that waits for longest counts."""
+    is_about_to_start_one = resident(A, waiting_since=ago(50))
+    absent = [newcomer(D, since=ago(came)), newcomer(E, since=ago(1))]
+    found = turns(rotate_with([LEAST]), slots([is_about_to_start_one], absent))
+    assert found == ([Turn(A, D)] if leaves else [])
 
 
 def test_a_settled_adapter_whose_requests_lack_kv_steps_aside():
