@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 from rota.cli import main
-from rota.commands.engines import adapter_memory
+from rota.commands.engines import adapter_memory, promise
 from rota.core.config import EngineConfig, ServerConfig
+from rota.core.policy_config import PolicyConfig
 from tests.builders import capacity
 
 
@@ -82,3 +83,13 @@ def test_a_server_says_where_adapters_lie_below_the_model_s_matrices():
 
 def test_a_server_without_an_engine_says_nothing_of_slots():
     assert adapter_memory(None) == ""
+
+
+@pytest.mark.parametrize(
+    ("asked_ms", "step_s", "told"),
+    [(50.0, 0.03, "1,200 ms can be promised"), (1200.0, 0.03, ""), (50.0, 0.0, ""), (None, 0.03, "")],
+)
+def test_a_pause_that_is_promised_and_cannot_be_kept_is_answered_with_one_that_can(asked_ms, step_s, told):
+    said = promise(PolicyConfig(lora_max_stall_ms=asked_ms), replace(capacity(), decode_s=step_s))
+    assert told in said
+    assert bool(told) == bool(said)

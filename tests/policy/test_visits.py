@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from rota.core.ids import AdapterId
@@ -159,6 +161,31 @@ def test_a_turn_in_a_crowd_is_longer_than_beside_a_few():
         for stayed, comes_back in ((steps - 1, []), (steps, [Turn(D, A)])):
             on_turn = resident(D, turn_steps=stayed, claims=1.0)
             assert turns(policy, slots([on_turn, SECOND, LARGEST], others)) == comes_back
+
+
+@pytest.mark.parametrize(
+    ("others", "copy_s", "promised_s"),
+    [
+        (0, 0.0, 0.4),  # a turn of six steps and a change of two are a fifth of it
+        (0, 0.02, 0.5),
+        (9, 0.02, 0.5),
+        (29, 0.0, 1.5),  # one round over thirty: 30 · (6 + 1) / 1.4 steps
+    ],
+)
+def test_what_can_be_promised_goes_by_a_turn_and_a_change_and_by_the_round_over_all_that_are_parked(
+    others, copy_s, promised_s
+):
+    policy = rotate_with(SETTLED)
+    seen = slots(SETTLED, [parked(D), *(parked(AdapterId(100 + one)) for one in range(others))], copy_s=copy_s)
+    policy.observe(seen, NOW)
+    assert policy.promisable_s(seen) == pytest.approx(promised_s)
+
+
+def test_nothing_can_be_promised_while_kv_is_short():
+    policy = rotate_with([resident(A, blocks=5)])
+    seen = slots([resident(A, blocks=5)], [parked(D)], free_blocks=4)
+    policy.observe(seen, NOW)
+    assert policy.promisable_s(seen) == math.inf
 
 
 def test_no_turns_while_kv_is_short():

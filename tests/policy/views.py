@@ -133,6 +133,7 @@ class Slots:
     free: int = 0
     copies: int = 9
     step_s: float = 0.01
+    copy_s: float = 0.0
     step_tokens: int = 8
     has_priorities: bool = True
     being_read: frozenset[AdapterId] = frozenset()

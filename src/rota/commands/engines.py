@@ -14,9 +14,11 @@ from rota.commands.logged import MakeDevice, build_logged
 from rota.core.capacity import Capacity
 from rota.core.config import EngineConfig, ModelConfig, ServerConfig
 from rota.core.ids import EngineId
+from rota.core.policy_config import PolicyConfig
 from rota.core.stages import Stage, described, stage_fields, total_s
 from rota.extensions import needed
 from rota.llm.config import import_device
+from rota.policy.visits import least_promise_s
 from rota.runtime.blame import Blame
 from rota.runtime.lifeline import tied
 from rota.runtime.process import EngineProcess
@@ -102,20 +104,36 @@ def described_replicas(state: ServiceState) -> str:
 # What a server says when it is ready: its address, what it has, and how long its start took.
 
 
-def announce(name: str, url: str, state: ServiceState, others: Sequence[str], is_logged: bool) -> None:
+def announce(
+    name: str, url: str, state: ServiceState, policy: PolicyConfig, others: Sequence[str], is_logged: bool
+) -> None:
     """Print the sentences, `others` last. If logged, a log line says the time of the start too."""
     took_s = time.monotonic() - START.began_at()
     stages = max((engine.start for engine in state.engines), key=total_s)  # of the slowest engine
     if is_logged:
         fields = {**stage_fields(stages), "seconds": round(took_s, 1)}
         LOG.info("The server is ready.", extra={"fields": fields})
-    sentences = (ready(took_s, stages), adapter_memory(state.capacity), described_replicas(state), *others)
+    promised = promise(policy, state.capacity)
+    sentences = (ready(took_s, stages), adapter_memory(state.capacity), promised, described_replicas(state), *others)
     print("\n".join([f"Rota serves {name} at {url}", *filter(None, sentences)]), flush=True)
 
 
 def ready(took_s: float, stages: Sequence[Stage]) -> str:
     """How long the start took, and what of it took how long in the engine's process."""
     return f"Ready after {took_s:.1f} s" + (f": {described(stages)}." if stages else ".")
+
+
+def promise(policy: PolicyConfig, capacity: Capacity | None) -> str:
+    """Whether the longest pause that is promised can be kept, where a step was timed at the start; empty if it can."""
+    asked_ms, step_s = policy.lora_max_stall_ms, capacity.decode_s if capacity else 0.0
+    least_ms = round(1000.0 * least_promise_s(step_s))
+    if asked_ms is None or asked_ms >= least_ms:
+        return ""
+    return (
+        f"lora_max_stall_ms promises that no answer pauses for more than {asked_ms:g} ms, which cannot be kept: a step "
+        f"takes {1000.0 * step_s:,.0f} ms here, and a turn and a change of adapters take several. {least_ms:,} ms "
+        f"can be promised."
+    )
 
 
 def adapter_memory(capacity: Capacity | None) -> str:

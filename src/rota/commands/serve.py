@@ -173,7 +173,8 @@ def _serve(
 
         def say_ready(url: str) -> None:
             # As text the log would say what is printed.
-            announce(registry.base.name, url, service.state, others, is_logged=server.log_format == "json")
+            is_logged = server.log_format == "json"
+            announce(registry.base.name, url, service.state, config.policy, others, is_logged=is_logged)
             if on_ready:
                 on_ready(url)
 

@@ -263,6 +263,7 @@ class Inspected:
     pages: int = 0  # that the slots share; 0: every slot holds any adapter
     pages_used: int = 0
     slot_bytes: int = 0  # what all slots take on the device
+    promisable_s: float = 0.0  # the shortest pause of an answer that could be promised now; 0: none pauses for a turn
     # If only some adapters were asked for, the requests of all others, and the adapters with work and without a slot.
     others: AdapterStanding | None = None
     absent: tuple[AdapterId, ...] = ()

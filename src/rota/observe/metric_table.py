@@ -146,6 +146,12 @@ GROUPS = (
         _gauge("rota_slots", "Adapters that a step may hold.", lambda one: one[0].slots),
         _gauge("rota_slots_used", "Adapters that are ready in a slot.", lambda one: one[1].count(SlotState.READY)),
         _gauge("rota_slots_loading", "Adapters on their way into a slot.", lambda one: one[1].count(SlotState.LOADING)),
+        _gauge(
+            "rota_promisable_pause_seconds",
+            "The shortest pause of an answer that `--lora-max-stall-ms` could promise now, by slots, copies and KV; 0 "
+            "under policies without turns.",
+            lambda one: one[0].promisable_s,
+        ),
         _gauge("rota_kv_blocks", "KV blocks of the cache.", lambda one: one[0].blocks),
         _gauge("rota_kv_blocks_used", "KV blocks that requests hold.", lambda one: one[0].blocks_used),
         is_asked=True,

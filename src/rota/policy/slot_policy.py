@@ -97,6 +97,10 @@ class SlotPolicy(Protocol):
         """How near an absent adapter is to a slot, for clients and operators that ask."""
         return Outlook(slots.absent.rank(view.adapter_id))
 
+    def promisable_s(self, slots: SlotsView) -> float:
+        """The shortest pause of an answer that could be promised now; 0: the policy pauses none for a turn."""
+        return 0.0
+
     def ask_again_at(self, slots: SlotsView, now: float) -> float:
         """When the answers may change without a message or a step; infinity if they cannot."""
         return math.inf

@@ -217,6 +217,11 @@ class SlotsView(Protocol):
         ...
 
     @property
+    def copy_s(self) -> float:
+        """How long copies of adapters into slots took recently; 0 before the first."""
+        ...
+
+    @property
     def step_tokens(self) -> int:
         """How many tokens a step may compute."""
         ...

@@ -173,6 +173,8 @@ PROMISED_TURN_STEPS = 6
 PART_FOR_TURNS = 0.7
 # A turn begins when this part of the promised time is over.
 PROMISED_PART = 0.8
+# Beside its copy, a change of adapters takes this many steps, as two are in flight.
+CHANGE_STEPS = 2
 # Parked sequences may always hold this part of all KV blocks. They may hold more while settled adapters have room.
 PART_FOR_PARKED = 0.1
 # While weights share the slots, pauses are this many times longer: turns would be a part of no share.
@@ -182,6 +184,11 @@ VISITS_AHEAD = 16
 MOST_NEWCOMERS = 2 * MOST_VISITS
 # Of the parked adapters, this many are looked at, the longest without a token first.
 MOST_LOOKS = 64
+
+
+def least_promise_s(step_s: float, copy_s: float = 0.0) -> float:
+    """The shortest pause that can be promised: when a turn is due, another turn and a change must fit into the rest."""
+    return ((PROMISED_TURN_STEPS + CHANGE_STEPS) * step_s + copy_s) / (1.0 - PROMISED_PART)
 
 
 class Visits:
@@ -265,6 +272,13 @@ class Visits:
     def _can_work(self, slots: SlotsView, view: AdapterView) -> bool:
         return view.is_prefilling or slots.can_start(view.adapter_id)
 
+    def promisable_s(self, slots: SlotsView, settled: Settled) -> float:
+        """The shortest pause that could be promised to all that are parked now; infinity while KV is short."""
+        if slots.absent and is_kv_short(slots, settled.views(slots)):
+            return math.inf
+        turns_s = self._round_of(PROMISED_TURN_STEPS * slots.step_s, slots)
+        return max(least_promise_s(slots.step_s, slots.copy_s), turns_s)
+
     # ── turns ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _without_a_token(self, slots: SlotsView, settled: Settled, now: float) -> list[AdapterView]:
@@ -289,7 +303,9 @@ class Visits:
 
     def _round_s(self, slots: SlotsView) -> float:
         """How long it takes until each parked adapter has had a turn."""
-        turn_s = self._turn_s or self._turn_steps * slots.step_s
+        return self._round_of(self._turn_s or self._turn_steps * slots.step_s, slots)
+
+    def _round_of(self, turn_s: float, slots: SlotsView) -> float:
         return self.parked * (turn_s + slots.step_s) / (MOST_VISITS * PART_FOR_TURNS)
 
 

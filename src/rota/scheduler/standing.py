@@ -128,6 +128,7 @@ class Standings:
             pages=pages.total if pages else 0,
             pages_used=pages.used if pages else 0,
             slot_bytes=state.slot_bytes,
+            promisable_s=self._policy.promisable_s(self._candidates),
             others=others,
             absent=absent,
         )

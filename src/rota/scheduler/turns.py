@@ -143,6 +143,10 @@ class SlotCandidates:
         return max(self._state.step_s, LEAST_STEP_S)
 
     @property
+    def copy_s(self) -> float:
+        return self._state.copy_s
+
+    @property
     def total(self) -> int:
         return self._state.slots.total
 

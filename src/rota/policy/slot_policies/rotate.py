@@ -95,6 +95,9 @@ class Rotate(SlotPolicy):
         before = order.rank(adapter_id)
         return Outlook(before - sum(one in order and order.rank(one) < before for one in self._settled))
 
+    def promisable_s(self, slots: SlotsView) -> float:
+        return self._visits.promisable_s(slots, self._settled)
+
     def line(self, slots: SlotsView, now: float) -> Iterator[AdapterView]:
         """Settled adapters that were out for long, newcomers, stalled adapters, the others by their claims."""
         late, soon = self._coming_back(slots, now)
