@@ -42,7 +42,7 @@ seed warmup-requests output-file
 """
 
 SHORT = ("--num-prompts", "4", "--random-input-len", "5", "--random-output-len", "5")
-KINDS = ("TTFT", "E2E", "TPOT", "ITL", "worst pause of an answer")
+KINDS = ("TTFT", "E2E", "TPOT", "ITL", "worst pause of an answer", "longest that its reader stands")
 
 
 @pytest.fixture(scope="module")
