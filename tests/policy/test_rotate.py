@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rota.core.ids import AdapterId
 from rota.policy.slot_policies.rotate import Rotate
 from rota.policy.slot_policy import Turn
-from rota.policy.visits import LOOK_EVERY, MOST_VISITS
+from rota.policy.visits import LOOK_EVERY, MOST_VISITS, PART_FOR_VISITS
 from tests.policy.rotation import NOW, STEP_S, ago, newcomer, parked, resident, rotate_with, slots, turns
 from tests.policy.views import A, Absent, B, C, D, E, F, Slots, View, view
 
@@ -168,11 +168,12 @@ def test_a_visitor_has_all_its_tokens_while_no_settled_adapter_could_run_instead
         assert policy.prompts_only == frozenset()
 
 
-def test_there_are_never_more_visits_than_two_however_many_slots_there_are():
+def test_there_are_never_more_visits_than_two_or_a_quarter_of_the_slots():
     many = [resident(AdapterId(number), claims=20.0) for number in range(10, 26)]
     absent = [newcomer(AdapterId(number)) for number in range(100, 120)]
     absent += [parked(AdapterId(number), ran_at=ago(30)) for number in range(200, 210)]
-    assert len(turns(rotate_with(many), slots(many, absent))) == MOST_VISITS
+    assert len(turns(rotate_with(many), slots(many, absent))) == len(many) // PART_FOR_VISITS
+    assert len(turns(rotate_with(many[:8]), slots(many[:8], absent))) == MOST_VISITS
 
 
 @pytest.mark.parametrize(("waited_steps", "came_before", "leaves"), [(99, 9, False), (130, 9, True), (130, -9, False)])

@@ -161,8 +161,10 @@ def is_kv_short(slots: SlotsView, settled: list[AdapterView]) -> bool:
 # The operator may promise a longest pause instead. Then newcomers wait for their first token while one round would take
 # longer.
 
-# Visits at a time. Each takes a slot from a settled adapter for the step of its copy and for the visit.
+# Visits at a time, and of many slots a quarter. Each takes a slot from a settled adapter for the step of its copy and
+# for the visit.
 MOST_VISITS = 2
+PART_FOR_VISITS = 4
 # While no more adapters than this are parked, each has a turn of so many steps after so many steps without a token.
 FEW_PARKED = 4
 TURN_STEPS = 3
@@ -184,6 +186,10 @@ VISITS_AHEAD = 16
 MOST_NEWCOMERS = 2 * MOST_VISITS
 # Of the parked adapters, this many are looked at, the longest without a token first.
 MOST_LOOKS = 64
+
+
+def most_visits(slots: SlotsView) -> int:
+    return max(MOST_VISITS, slots.total // PART_FOR_VISITS)
 
 
 def least_promise_s(step_s: float, copy_s: float = 0.0) -> float:
@@ -286,7 +292,7 @@ class Visits:
         stall_s = self._stall_s(slots, settled)
         stalled: list[AdapterView] = []
         for view in islice(slots.absent.stalest, MOST_LOOKS):
-            if now - view.ran_at <= stall_s or len(stalled) == MOST_VISITS:
+            if now - view.ran_at <= stall_s or len(stalled) == most_visits(slots):
                 break
             if view.adapter_id not in settled and view not in self.newcomers and slots.is_at_hand(view.adapter_id):
                 stalled.append(view)
@@ -306,7 +312,7 @@ class Visits:
         return self._round_of(self._turn_s or self._turn_steps * slots.step_s, slots)
 
     def _round_of(self, turn_s: float, slots: SlotsView) -> float:
-        return self.parked * (turn_s + slots.step_s) / (MOST_VISITS * PART_FOR_TURNS)
+        return self.parked * (turn_s + slots.step_s) / (most_visits(slots) * PART_FOR_TURNS)
 
 
 # ── leavers ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -330,7 +336,8 @@ class Leavers:
         self._on_turn: list[AdapterView] = []  # a newcomer may cut their turn short
         self._steady: list[AdapterView] = []  # settled adapters that may step aside
         self._visitors = 0
-        self._most_visitors = MOST_VISITS + slots.surplus  # of those that are there, some are in slots that have closed
+        # Some of those that are there are in slots that have closed.
+        self._most_visitors = most_visits(slots) + slots.surplus
         for view in slots.residents:
             may_leave = slots.may_leave(view.adapter_id) and not _has_prompts(slots, view, late_since)
             if view.adapter_id in settled:
