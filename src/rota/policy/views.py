@@ -115,7 +115,7 @@ class AdapterView(Protocol):
         ...
 
     def claim(self, now: float) -> float:
-        """How strong its claim to a slot is: a sum over its open requests that grows with their age."""
+        """How strong its claim to a slot is: it grows with the age of its requests, and falls with what they need."""
         ...
 
 

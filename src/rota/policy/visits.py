@@ -53,9 +53,10 @@ class Shares:
 # ── settled ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 # Settled adapters run until they have no work, or until another adapter's claim is clearly larger.
 #
-# As many adapters are settled as there are slots. A claim is a sum over an adapter's open requests, waiting or running,
-# and grows with their age: nearly first come first served, but three old requests count for more than one. A weight
-# scales the claim; while few adapters are absent, weights share the slots exactly (`policy.shares`).
+# As many adapters are settled as there are slots. A claim is a sum over an adapter's open requests, waiting or running.
+# It grows with their age, and is divided by the tokens that the adapter still needs. That is nearly first come first
+# served, but three old requests count for more than one, and a short one for more than a long one. A weight scales the
+# claim; while few adapters are absent, weights share the slots exactly (`Shares`).
 
 # Two adapters of nearly equal claims must not take each other's place in turn.
 LARGER = 1.5

@@ -4,9 +4,9 @@ A newcomer, an adapter that waits for a first token, comes for as long as its pr
 sequences keep their KV. A parked adapter that has had no token for a while comes for a turn of a few steps. A settled
 adapter steps aside for them, and comes back.
 
-While few adapters are parked, this is rotation: first tokens come at once, and no sequence pauses for long. The more
-are parked, the rarer are such turns, because to pause each answer often would delay all of them. With a crowd turns
-end: first tokens still come at once, and answers are served nearly first come first served.
+While few adapters are parked, this is rotation: first tokens come at once, and no sequence pauses for long. In a crowd
+first tokens still come at once, and a turn comes after one round over all that are parked. It is longer there, because
+every turn costs two copies.
 
 All times are counted in steps, as long as steps are at present.
 """
