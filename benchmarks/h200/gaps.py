@@ -1,10 +1,11 @@
-"""Watches one streamed answer after the other, and prints when each of its tokens came, until it is told to stop.
+"""Watches one streamed answer after the other, and tells when each of its tokens came.
 
     python -m benchmarks.h200.gaps URL MODEL TOKENS
 
-A process of its own: whoever sends 84 MB in the same process would see gaps of its own making. A line on stdin, or its
-end, stops it. Then it prints a JSON list of answers, each a list of moments of the machine's monotonic clock. It
-collects no garbage meanwhile: what it keeps are numbers, and a pause of its own would look like one of the server's.
+A process of its own: whoever sends 84 MB in the same process would see gaps of its own making. It prints a line at its
+first token. A line on stdin, or its end, stops it. Then it prints a JSON list of answers, each a list of moments of the
+machine's monotonic clock. It collects no garbage meanwhile: what it keeps are numbers, and a pause of its own would
+look like one of the server's.
 """
 
 from __future__ import annotations
@@ -33,6 +34,11 @@ class GapWatch:
     def __init__(self, url: str, model: str, tokens: int) -> None:
         command = [sys.executable, "-m", "benchmarks.h200.gaps", url, model, str(tokens)]
         self._process = subprocess.Popen(tied([*command]), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def wait(self) -> None:
+        """Until it has seen a token, or has failed: on a busy machine it takes seconds to start."""
+        assert self._process.stdout is not None
+        self._process.stdout.readline()
 
     def stop(self, limit_s: float = 60.0) -> Moments:
         """What it has seen; the answer under way is not waited for."""
@@ -72,6 +78,8 @@ def watch(url: str, model: str, tokens: int, has_to_stop: threading.Event) -> Mo
                 for line in response.iter_lines():
                     if line.startswith("data: {"):
                         answers[-1].append(time.monotonic())
+                        if len(answers) == len(answers[-1]) == 1:
+                            print(flush=True)
                     if has_to_stop.is_set():
                         break
     return answers

@@ -85,6 +85,7 @@ class Session:
         """All but one of the decodes, and a watch over the last one; the first steps are let pass."""
         with Decodes(server.url, models, self.decodes - 1, self.tokens) as decodes:
             watch = GapWatch(server.url, models[0], self.tokens)
+            watch.wait()
             time.sleep(min(2.0, self.seconds))  # prompts are computed, and kernels compiled, before anything is timed
             yield watch
         assert not decodes.problems, decodes.problems[0]
