@@ -53,9 +53,9 @@ def test_an_adapter_makes_room_once_it_is_sixteen_steps_of_its_sequences_ahead(w
 
 
 @pytest.mark.parametrize(
-    ("weight", "pause", "has_turn"), [(1.0, 16.5, True), (4.0, 127.5, False), (4.0, 128.5, True), (0.1, 128.5, True)]
+    ("weight", "pause", "has_turn"), [(1.0, 15.5, True), (4.0, 119.5, False), (4.0, 120.5, True), (0.1, 120.5, True)]
 )
-def test_while_weights_share_the_slots_turns_come_after_128_steps_whatever_the_weight(weight, pause, has_turn):
+def test_while_weights_share_the_slots_turns_come_after_120_steps_whatever_the_weight(weight, pause, has_turn):
     residents = [resident(one, claims=20.0) for one in (A, B)]
     policy = rotate_with(residents)
     seen = slots(residents, [parked(C, weight=weight, ran_at=ago(pause))])

@@ -28,6 +28,7 @@ class View:
     seated_in: int
     prompt_left: int
     ran_at: float
+    stands_since: float
     steps: int
     slot_since: float
     turn_steps: int
@@ -58,6 +59,7 @@ def view(
     seated_in: int = 0,
     prompt_left: int = 0,
     ran_at: float = 0.0,
+    stands_since: float = math.inf,
     steps: int = 0,
     slot_since: float = 0.0,
     turn_steps: int = 0,
@@ -82,6 +84,7 @@ def view(
         seated_in,
         prompt_left,
         ran_at,
+        stands_since,
         steps,
         slot_since,
         turn_steps,

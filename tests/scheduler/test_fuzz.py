@@ -91,6 +91,7 @@ def drawn(seed: int) -> Case:
         prefill_delayer_max_delay_ms=some([500.0, 5000.0]),
         prefill_delayer_token_usage_low_watermark=some([None, 0.5]),
         prefill_delayer_queue_min_ratio=some([None, 0.5]),
+        reader_pace=random.Random(f"reader of {seed}").choice([0.0, 0.2, 2.0, 20.0]),
     )
     lora = LoraConfig(
         max_loaded_loras=dice.randint(1, 7),

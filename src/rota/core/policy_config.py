@@ -36,8 +36,8 @@ class PolicyConfig:
     )
     reader_pace: float = option(
         READER_PACE,
-        "Tokens a second that a reader takes: by it the server tells how long readers stand without text; 0: it does "
-        "not.",
+        "Tokens a second that a reader takes: in a crowd turns come sooner to answers whose readers have no text "
+        "(policy 'rotate'), and the server tells how long readers stand without text; 0: neither.",
     )
     enable_prefill_delayer: bool = option(False, "Hold new prompts back for a moment so that they start together.")
     prefill_delayer_max_delay_passes: int = option(30, "Passes a prompt may be held back.")
@@ -53,6 +53,11 @@ class PolicyConfig:
         "How replicas share what the delayer decides by: 'all-gather' makes every pass wait for all replicas, 'board' "
         "never waits and goes by what the others said last. 'auto' takes 'board'.",
     )
+
+    @property
+    def read_s(self) -> float:
+        """How long a reader takes for a token; 0: nobody reads."""
+        return 1.0 / self.reader_pace if self.reader_pace else 0.0
 
     def __post_init__(self) -> None:
         milliseconds = ("lora_rotation_quantum_ms", "lora_max_stall_ms", "prefill_delayer_max_delay_ms")

@@ -80,6 +80,14 @@ class AdapterView(Protocol):
         ...
 
     @property
+    def stands_since(self) -> float:
+        """Of an adapter without a slot: since when the first of its readers has no text, or will have none.
+
+        Infinity if nobody reads.
+        """
+        ...
+
+    @property
     def steps(self) -> int:
         """The number of all steps that its sequences were in."""
         ...

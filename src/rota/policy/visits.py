@@ -169,11 +169,13 @@ PART_FOR_VISITS = 4
 # While no more adapters than this are parked, each has a turn of so many steps after so many steps without a token.
 FEW_PARKED = 4
 TURN_STEPS = 3
-STALL_STEPS = 16
+STALL_STEPS = 15
 CROWD_TURN_STEPS = 10
 PROMISED_TURN_STEPS = 6
 # Turns have this part of a round. The rest is for first tokens, and for turns that wait.
-PART_FOR_TURNS = 0.7
+PART_FOR_TURNS = 0.75
+# In a crowd adapters whose readers have no text have their turn sooner: after this part of a round.
+PART_FOR_THE_DRY = 0.9
 # A turn begins when this part of the promised time is over.
 PROMISED_PART = 0.8
 # Beside its copy, a change of adapters takes this many steps, as two are in flight.
@@ -291,10 +293,14 @@ class Visits:
     def _without_a_token(self, slots: SlotsView, settled: Settled, now: float) -> list[AdapterView]:
         """Parked adapters whose pause is long enough for a turn, the longest first."""
         stall_s = self._stall_s(slots, settled)
+        dry_s = PART_FOR_THE_DRY * stall_s if self._is_crowd and self._max_stall_s is None else stall_s
         stalled: list[AdapterView] = []
         for view in islice(slots.absent.stalest, MOST_LOOKS):
-            if now - view.ran_at <= stall_s or len(stalled) == most_visits(slots):
+            pause_s = now - view.ran_at
+            if pause_s <= dry_s or len(stalled) == most_visits(slots):
                 break
+            if pause_s <= stall_s and view.stands_since >= now:
+                continue  # its readers have text
             if view.adapter_id not in settled and view not in self.newcomers and slots.is_at_hand(view.adapter_id):
                 stalled.append(view)
         return stalled

@@ -124,6 +124,7 @@ class Group:
         "rowless",
         "slot_since",
         "standing",
+        "stands_since",
         "steps",
         "steps_before",
         "tenants",
@@ -149,6 +150,7 @@ class Group:
         self.ran_at = 0.0
         self.ran_in = 0  # the last step that its sequences were in
         self.slot_since = 0.0
+        self.stands_since = math.inf  # noted when it leaves a slot
         self.copy_s = 0.0  # how long its last copy into a slot took; adapters differ in rank
         self.steps = 0
         self.steps_before = 0  # of these, the steps before it got its present slot
@@ -288,6 +290,13 @@ class Group:
         else:
             self.tenants.remove(account)
         return count
+
+    def note_readers(self, at: float, step_s: float, read_s: float) -> None:
+        """It leaves its slot at this moment: when will the first of its readers stand without text?"""
+        for sequence in self.running_sequences():
+            sequence.note_reader(at, step_s, read_s)
+        read = (one.read_until for one in self.running_sequences() if one.given)
+        self.stands_since = min(read, default=math.inf)
 
     def join(self, sequence: Sequence, phase: Phase) -> None:
         """Take part in steps from now on."""

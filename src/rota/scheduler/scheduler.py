@@ -177,6 +177,7 @@ class Scheduler:
         eviction_policy = Eviction(lora.lora_eviction_policy)
         self._state = SchedulerState(capacity, eviction_policy, lora.max_loaded_loras, slot_policy.due_at, engine_id)
         self._state.step_tokens = config.chunked_prefill_size
+        self._state.read_s = policy.read_s
         admission = Admission(self._state, config.enable_prefix_caching, slot_policy)
         self._lookup = admission.lookup
         self._batch = Batch(self._state, slot_policy, step_budget := StepBudget.of(config, capacity))

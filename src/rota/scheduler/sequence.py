@@ -97,6 +97,7 @@ class Sequence:
         "cached_tokens",
         "computed",
         "found",
+        "given",
         "given_back",
         "held_s",
         "is_mixed",
@@ -109,6 +110,7 @@ class Sequence:
         "pooled",
         "pooling",
         "prompt_length",
+        "read_until",
         "refusal",
         "request",
         "request_id",
@@ -148,6 +150,9 @@ class Sequence:
         self.yielded = 0  # prompt tokens by which others have overtaken it while it was the oldest that had begun
         self.held_s = 0.0  # how long the prefill delayer has held it back in all
         self.refusal: Refusal | None = None  # why it was last refused
+        # The reader had so many tokens when its adapter last left a slot, and they last until then.
+        self.given = 0
+        self.read_until = -math.inf
         self.moved_from: Adapter | None = None  # the version that it leaves; told when it sits down under the new one
         self.row: Row | None = None
         self.blocks: list[BlockId] = []
@@ -165,6 +170,16 @@ class Sequence:
         self.planned = 0
         self.pooled: list[float] = []  # the sum of the hidden states so far, for a request with pooling
         self.next_full = 0  # value of `computed` at which one more block is full
+
+    def note_reader(self, at: float, step_s: float, read_s: float) -> None:
+        """Its adapter leaves its slot; of the tokens that are new to the reader, one came with every step.
+
+        Tokens in flight count: they come in a moment.
+        """
+        made = self.planned - self.prompt_length + 1
+        if (new := made - self.given) > 0:
+            self.read_until = max(self.read_until, at - new * step_s) + new * read_s
+            self.given = made
 
     @property
     def holds_kv(self) -> bool:
