@@ -86,10 +86,22 @@ def test_a_server_without_an_engine_says_nothing_of_slots():
 
 
 @pytest.mark.parametrize(
-    ("asked_ms", "step_s", "told"),
-    [(50.0, 0.03, "1,200 ms can be promised"), (1200.0, 0.03, ""), (50.0, 0.0, ""), (None, 0.03, "")],
+    ("asked_ms", "turn_ms", "step_s", "told"),
+    [
+        (50.0, None, 0.03, "a step takes 30.0 ms here and a turn 180.0 ms,"),
+        (50.0, None, 0.03, "1,200 ms can be promised"),
+        (1200.0, None, 0.03, ""),
+        (1200.0, 1000.0, 0.03, "a turn 1,000.0 ms, and a change of adapters comes on top. 5,300 ms can be promised"),
+        (5300.0, 1000.0, 0.03, ""),
+        (400.0, 20.0, 0.03, ""),
+        (50.0, None, 0.0, ""),
+        (50.0, 1000.0, 0.0, ""),
+        (None, None, 0.03, ""),
+        (None, 1000.0, 0.03, ""),
+    ],
 )
-def test_a_pause_that_is_promised_and_cannot_be_kept_is_answered_with_one_that_can(asked_ms, step_s, told):
-    said = promise(PolicyConfig(lora_max_stall_ms=asked_ms), replace(capacity(), decode_s=step_s))
+def test_a_pause_that_is_promised_and_cannot_be_kept_is_answered_with_one_that_can(asked_ms, turn_ms, step_s, told):
+    policy = PolicyConfig(lora_max_stall_ms=asked_ms, lora_rotation_quantum_ms=turn_ms)
+    said = promise(policy, replace(capacity(), decode_s=step_s))
     assert told in said
     assert bool(told) == bool(said)

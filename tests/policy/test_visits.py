@@ -194,18 +194,21 @@ def test_a_turn_in_a_crowd_is_longer_than_beside_a_few():
 
 
 @pytest.mark.parametrize(
-    ("others", "copy_s", "promised_s"),
+    ("given", "others", "copy_s", "promised_s"),
     [
-        (0, 0.0, 0.4),  # a turn of six steps and a change of two are a fifth of it
-        (0, 0.02, 0.5),
-        (9, 0.02, 0.5),
-        (29, 0.0, 1.4),  # one round over thirty: 30 · (6 + 1) / 1.5 steps
+        ({}, 0, 0.0, 0.4),  # a turn of six steps and a change of two are a fifth of it
+        ({}, 0, 0.02, 0.5),
+        ({}, 9, 0.02, 0.5),
+        ({}, 29, 0.0, 1.4),  # one round over thirty: 30 · (6 + 1) / 1.5 steps
+        ({"turn_s": 0.5}, 0, 0.0, 2.6),  # a turn as long as the operator says
+        ({"turn_s": 0.02}, 0, 0.02, 0.3),
+        ({"turn_s": 0.5, "max_stall_s": 1.0}, 29, 0.0, 30 * 0.51 / 1.5),
     ],
 )
 def test_what_can_be_promised_goes_by_a_turn_and_a_change_and_by_the_round_over_all_that_are_parked(
-    others, copy_s, promised_s
+    given, others, copy_s, promised_s
 ):
-    policy = rotate_with(SETTLED)
+    policy = rotate_with(SETTLED, **given)
     seen = slots(SETTLED, [parked(D), *(parked(AdapterId(100 + one)) for one in range(others))], copy_s=copy_s)
     policy.observe(seen, NOW)
     assert policy.promisable_s(seen) == pytest.approx(promised_s)

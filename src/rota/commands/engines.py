@@ -18,7 +18,7 @@ from rota.core.policy_config import PolicyConfig
 from rota.core.stages import Stage, described, stage_fields, total_s
 from rota.extensions import needed
 from rota.llm.config import import_device
-from rota.policy.visits import least_promise_s
+from rota.policy.visits import least_promise_s, promised_turn_s
 from rota.runtime.blame import Blame
 from rota.runtime.lifeline import tied
 from rota.runtime.process import EngineProcess
@@ -126,13 +126,14 @@ def ready(took_s: float, stages: Sequence[Stage]) -> str:
 def promise(policy: PolicyConfig, capacity: Capacity | None) -> str:
     """Whether the longest pause that is promised can be kept, where a step was timed at the start; empty if it can."""
     asked_ms, step_s = policy.lora_max_stall_ms, capacity.decode_s if capacity else 0.0
-    least_ms = round(1000.0 * least_promise_s(step_s))
-    if asked_ms is None or asked_ms >= least_ms:
+    turn_s = policy.lora_rotation_quantum_ms and policy.lora_rotation_quantum_ms / 1000.0
+    least_ms = round(1000.0 * least_promise_s(step_s, turn_s=turn_s))
+    if asked_ms is None or not step_s or asked_ms >= least_ms:
         return ""
     return (
         f"lora_max_stall_ms promises that no answer pauses for more than {asked_ms:g} ms, which cannot be kept: a step "
-        f"takes {1000.0 * step_s:,.0f} ms here, and a turn and a change of adapters take several. {least_ms:,} ms "
-        f"can be promised."
+        f"takes {1000.0 * step_s:,.1f} ms here and a turn {1000.0 * promised_turn_s(turn_s, step_s):,.1f} ms, and a "
+        f"change of adapters comes on top. {least_ms:,} ms can be promised."
     )
 
 

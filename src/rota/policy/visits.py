@@ -195,9 +195,14 @@ def most_visits(slots: SlotsView) -> int:
     return max(MOST_VISITS, slots.total // PART_FOR_VISITS)
 
 
-def least_promise_s(step_s: float, copy_s: float = 0.0) -> float:
+def promised_turn_s(turn_s: float | None, step_s: float) -> float:
+    """How long a turn takes under a promise, if the operator gave `turn_s` or nothing."""
+    return turn_s or PROMISED_TURN_STEPS * step_s
+
+
+def least_promise_s(step_s: float, copy_s: float = 0.0, turn_s: float | None = None) -> float:
     """The shortest pause that can be promised: when a turn is due, another turn and a change must fit into the rest."""
-    return ((PROMISED_TURN_STEPS + CHANGE_STEPS) * step_s + copy_s) / (1.0 - PROMISED_PART)
+    return (promised_turn_s(turn_s, step_s) + CHANGE_STEPS * step_s + copy_s) / (1.0 - PROMISED_PART)
 
 
 class Visits:
@@ -285,8 +290,8 @@ class Visits:
         """The shortest pause that could be promised to all that are parked now; infinity while KV is short."""
         if slots.absent and is_kv_short(slots, settled.views(slots)):
             return math.inf
-        turns_s = self._round_of(PROMISED_TURN_STEPS * slots.step_s, slots)
-        return max(least_promise_s(slots.step_s, slots.copy_s), turns_s)
+        turns_s = self._round_of(promised_turn_s(self._turn_s, slots.step_s), slots)
+        return max(least_promise_s(slots.step_s, slots.copy_s, self._turn_s), turns_s)
 
     # ── turns ────────────────────────────────────────────────────────────────────────────────────────────────────
 
