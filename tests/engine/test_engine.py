@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +14,10 @@ from transformers import PreTrainedModel
 
 from rota.core.config import CacheConfig, EngineConfig, LoraConfig, ModelConfig, SchedulerConfig
 from rota.core.errors import ConfigError
+from rota.core.plan import StepPlan
 from rota.core.request import SamplingParams
 from rota.engine.build import build_engine
-from rota.engine.engine import Engine
+from rota.engine.engine import FEW_DECODES, Engine
 from rota.engine.lora.bank import slot_bytes
 from tests.engine.hand import BLOCK_SIZE, BLOCKS, GREEDY, OTHER, PROMPT, ROWS, Hand, expected
 from tests.engine.model_factory import make_tiny_model
@@ -198,6 +200,40 @@ def test_dummy_weights_have_the_model_s_shape(folder: Path):
     hand.seat(0, PROMPT)
     (token,) = hand.step((0, 0, len(PROMPT), True)).tokens
     assert 0 <= token < 256
+
+
+@pytest.mark.parametrize("context_length", [2, 3, 4, BLOCK_SIZE + 2, 100])
+def test_a_warm_up_times_a_gpu_s_decodes_and_the_quickest_counts(folder: Path, monkeypatch, context_length):
+    """The engine computes on a CPU, and takes it for a GPU."""
+    engine = build_engine(config(folder, context_length=context_length))
+    plans: list[StepPlan] = []
+
+    def seconds(plan: StepPlan) -> float:
+        engine.collect(engine.submit(plan))
+        plans.append(plan)
+        return 1.0 / len(plans)
+
+    monkeypatch.setattr(engine, "_device", torch.device("cuda"))
+    monkeypatch.setattr(engine, "_seconds", seconds)
+    engine.warm_up()
+    (seat,), decodes = plans[0].seats, len(plans) - 1
+
+    assert decodes == min(FEW_DECODES, context_length - 1)
+    assert len(seat.tokens) + decodes <= min(context_length, BLOCK_SIZE * len(seat.blocks))
+    assert (engine.capacity.decode_s, engine.capacity.token_s) == (1.0 / len(plans), 0.0)
+
+
+@pytest.mark.skipif(not HAS_GPU, reason="a GPU's steps are timed on a GPU")
+@pytest.mark.parametrize("enable_cuda_graphs", [True, False])
+def test_a_gpu_has_timed_a_decode_when_it_is_ready(folder: Path, enable_cuda_graphs: bool):
+    engine = build_engine(config(folder, device="cuda", enable_cuda_graphs=enable_cuda_graphs))
+    hand = Hand(engine)
+    hand.seat(0, PROMPT, sampling=SamplingParams(top_p=0.9, seed=0))  # drawn as in the warm-up
+    hand.step((0, 0, len(PROMPT), True))
+    took = statistics.median(hand.step(decodes=(0,)).step_s or 0.0 for _ in range(20))
+
+    assert took / 5 < engine.capacity.decode_s < 5 * took
+    assert engine.capacity.token_s == 0.0
 
 
 @pytest.mark.skipif(not HAS_GPU, reason="CUDA graphs need a GPU")

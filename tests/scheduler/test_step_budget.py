@@ -88,7 +88,7 @@ def test_where_no_speed_is_known_the_number_of_tokens_decides(fields):
 
 
 def test_a_speed_that_nobody_has_tried_is_measured_in_the_first_long_step():
-    there = streaming(stage(device="cuda", decode_s=0.0, token_s=0.0))
+    there = streaming(stage(device="cuda", token_s=0.0))
     there.ask("long", prompt=4000)
     found = [there.step().prompt_tokens for _ in range(4)]
 

@@ -35,6 +35,9 @@ from rota.engine.step.graphs import Kind
 from rota.engine.step.inputs import Rows
 from rota.start import START
 
+# A GPU's decode takes as long as the quickest of so many: each is over in milliseconds, and one may be held up.
+FEW_DECODES = 3
+
 
 class Engine:
     """Plans in, tokens out. On a GPU `submit` only queues work, and `collect` waits for that step alone.
@@ -148,12 +151,14 @@ class Engine:
     def warm_up(self) -> None:
         """Run a prompt and a sampled decode once, so that no request waits for compiling and first allocations.
 
-        On a CPU both are timed: scheduler and supervisor must know how long a step takes before they have seen one.
+        They are timed: scheduler and supervisor must know how long a step takes before they have seen one.
         """
         START.tell_progress("Warming up")
         block_size, longest = self.capacity.block_size, self.capacity.max_sequence_tokens
-        prompt = (0,) * min(block_size, longest - 1)
-        blocks = tuple(BlockId(block) for block in range(len(prompt) // block_size + 1))
+        is_cpu = self._device.type == "cpu"
+        decodes = 1 if is_cpu else min(FEW_DECODES, longest - 1)
+        prompt = (0,) * min(block_size, longest - decodes)
+        blocks = tuple(BlockId(block) for block in range(-(-(len(prompt) + decodes) // block_size)))
         seat = Seat(
             request_id=RequestId("warm-up"),
             row=Row(0),
@@ -167,9 +172,9 @@ class Engine:
             step_id=0, seats=(seat,), chunks=(Chunk(row=Row(0), start=0, length=len(prompt), samples=True),)
         )
         prompt_s = self._seconds(prefill)
-        decode_s = self._seconds(StepPlan(step_id=1, decodes=(Row(0),)))
-        if self._device.type == "cpu":  # a GPU computes many tokens as fast as these few
-            self.capacity = replace(self.capacity, decode_s=decode_s, token_s=prompt_s / len(prompt))
+        decode_s = min(self._seconds(StepPlan(step_id=1, decodes=(Row(0),))) for _ in range(decodes))
+        token_s = prompt_s / len(prompt) if is_cpu else 0.0  # a GPU computes many tokens as fast as these few
+        self.capacity = replace(self.capacity, decode_s=decode_s, token_s=token_s)
         self._sampler.warm_up(self._model.dtype)
 
     def _seconds(self, plan: StepPlan) -> float:
