@@ -79,7 +79,7 @@ def stage(
     service = EngineClient(inner, adapters)
     ring = KeyRing({digest_of(secret): key for secret, key in (keys or {}).items()})
     access = Access(registry, ring)
-    feed = Feed(registry, lambda: service.state)
+    feed = Feed(registry, lambda: service.state, (policy or PolicyConfig()).reader_pace)
     viewers = Viewers(feed, service.send)
     tokenizer = Tokenizer(write_byte_tokenizer(folder))
     page = routes_of(viewers, str(journal_dir) if journal_dir else None)

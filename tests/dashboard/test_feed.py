@@ -25,9 +25,11 @@ from rota.core.events import (
 )
 from rota.core.ids import BASE, AdapterId, EngineId, RequestId, Slot
 from rota.core.lora_paths import LoraPath
+from rota.core.policy_config import READER_PACE
 from rota.core.standstill import StoodStill
 from rota.dashboard import feed as feed_module
 from rota.dashboard.feed import MOST_ROWS, MOST_TARGETS, AlreadySent, Feed
+from rota.dashboard.frame import Spread
 from rota.dashboard.lanes import MOST_TENURES
 from rota.dashboard.tenants import MOST_KINDS, MOST_RESTARTS, MOST_TENANTS
 from rota.runtime.registry import Registry
@@ -106,6 +108,31 @@ def test_first_tokens_and_gaps_are_told_in_all_and_per_adapter(feed):
     assert [row.name for row in frame.adapters] == ["letters", "adapter1", "adapter2", "adapter3"]
     assert frame.adapters[2].ttft.p50 == pytest.approx(0.4, rel=0.05)
     assert frame.adapters[3].ttft.p50 is None
+
+
+def test_a_visible_stall_is_told_once_its_answer_has_ended(feed):
+    answer(feed, "one", 1, 0.2, 0.22, 0.9, 1.0)  # read until 0.3 s: the reader stands for 0.6
+    answer(feed, "two", 1, 0.2, 0.24)
+    answer(feed, "gone", 1, 0.2, 1.2)
+    assert frame_of(feed, 2.0).stall == Spread()
+
+    gone = Finished(request_id=RequestId("gone"), at=2.0, reason=FinishReason.ABORT)
+    feed.observe([finished("one", 2.0), finished("two", 2.0), gone])
+    frame = frame_of(feed, 4.0)
+    assert frame.stall.p99 == pytest.approx(0.6, rel=0.05)
+    assert frame.stall.p50 < 1e-4, "a text that is there in time is none"
+    assert frame.reader_pace == READER_PACE
+    assert frame_of(feed, 70.0).stall == Spread()
+
+
+def test_where_nobody_reads_nobody_stands_still():
+    feed = Feed(registry(1), lambda: READY, reader_pace=0.0)
+    answer(feed, "one", 1, 0.2, 0.9)
+    feed.observe([finished("one")])
+    frame = frame_of(feed, 2.0)
+
+    assert (frame.stall, frame.reader_pace) == (Spread(), 0.0)
+    assert frame.gap.p50 == pytest.approx(0.7, rel=0.05)
 
 
 def test_the_queue_says_how_many_wait_and_why(feed):

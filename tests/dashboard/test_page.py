@@ -113,6 +113,17 @@ def test_it_moves_with_traffic_and_shows_the_rotation(on_stage, open_page):
     assert "ago" in page.locator("#axis").inner_text()
 
 
+@pytest.mark.parametrize(("pace", "note"), [(20.0, r"P99 · P50 \d"), (0.0, "nobody reads")])
+def test_visible_stalls_are_shown_unless_nobody_reads(pace, note, on_stage, open_page):
+    made = on_stage(policy=PolicyConfig(reader_pace=pace))
+    page = open_page(f"{made.url}/dashboard")
+    made.ask_everybody(tokens=20)
+    wait_for_text(page, '[data-figure="Visible stall"] .note', note)
+    wait_for_text(page, '[data-figure="First token"] .value', "ms|s")
+
+    assert (figure(page, "Visible stall") == "–") is (not pace)
+
+
 def test_who_waits_is_shown_with_the_reason(on_stage, open_page):
     made = on_stage(room=roomy(rows=2), step_s=0.02)
     page = open_page(f"{made.url}/dashboard")
@@ -359,6 +370,7 @@ def test_a_dropped_journal_is_replayed_with_pause_speed_and_scrubber(on_stage, o
 
     assert int(figure(page, "Running")) + int(figure(page, "Parked")) > 0
     assert re.fullmatch(r"[\d.]+ m?s", figure(page, "First token"))
+    assert re.fullmatch(r"[\d.]+ m?s", figure(page, "Visible stall"))
     assert figure(page, "KV in use") == "–"
     assert "adapter3" in page.locator("#adapters").inner_text()
     assert until(lambda: max(colours_in(page, slot) for slot in range(2)) >= 3)
@@ -367,7 +379,7 @@ def test_a_dropped_journal_is_replayed_with_pause_speed_and_scrubber(on_stage, o
 
 
 def test_a_replay_counts_as_the_simulator_did(on_stage, open_page, tmp_path):
-    client = Client(requests=40, rate_per_s=8.0, prompt_tokens=(1, 200), output_tokens=(1, 100), adapters=5)
+    client = Client(requests=40, rate_per_s=8.0, prompt_tokens=(1, 200), output_tokens=(2, 100), adapters=5)
     path = tmp_path / "run.jsonl"
     with path.open("wb") as file:
         written = Journal(file, adapter_name)
@@ -381,7 +393,7 @@ def test_a_replay_counts_as_the_simulator_did(on_stage, open_page, tmp_path):
           const { Journal } = await import("./dashboard/replay.js");
           const journal = new Journal(text);
           const frame = journal.frame(journal.end + 2);
-          return [frame.ttft, frame.gap, frame.waiting + frame.running + frame.parked];
+          return [frame.ttft, frame.gap, frame.waiting + frame.running + frame.parked, frame.stall];
         }""",
         path.read_text(),
     )
@@ -390,6 +402,7 @@ def test_a_replay_counts_as_the_simulator_did(on_stage, open_page, tmp_path):
     assert counted[0] == pytest.approx({"p50": truth["ttft_s"]["median"], "p99": truth["ttft_s"]["p99"]})
     assert counted[1] == pytest.approx({"p50": truth["itl_s"]["median"], "p99": truth["itl_s"]["p99"]})
     assert counted[2] == 0
+    assert counted[3] == pytest.approx({"p50": truth["stall_s"]["median"], "p99": truth["stall_s"]["p99"]})
 
 
 def test_the_address_may_name_one_of_the_servers_journals(on_stage, open_page, tmp_path):

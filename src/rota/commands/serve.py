@@ -221,7 +221,8 @@ def _new_app(
     from rota.text.tokenizer import Tokenizer
 
     dashboard = needed("dashboard", "--journal-dir") if server.journal_dir else found("dashboard")
-    feed = dashboard.Feed(registry, lambda: service.state) if dashboard else None
+    pace = config.policy.reader_pace
+    feed = dashboard.Feed(registry, lambda: service.state, pace) if dashboard else None
     parts = AppParts(
         service=service,
         tokenizer=Tokenizer(registry.base.path),

@@ -18,6 +18,7 @@ from rota.core.events import (
     EngineRestarted,
     Event,
     Finished,
+    FinishReason,
     HostChanged,
     HostState,
     Inspected,
@@ -27,6 +28,7 @@ from rota.core.events import (
     SlotChanged,
 )
 from rota.core.ids import BASE, AdapterId, EngineId, RequestId
+from rota.core.policy_config import READER_PACE
 from rota.dashboard.frame import AdapterRow, EngineFrame, Frame, TargetRow
 from rota.dashboard.lanes import Lanes
 from rota.dashboard.tenants import Tenants, Trouble
@@ -120,6 +122,8 @@ class OpenRequest:
 
     sharers: tuple[AdapterId, str]  # its adapter and its tenant
     last_at: float
+    read_until: float = 0.0  # when its reader has read the text so far
+    stalled_s: float = 0.0  # the longest time that this reader stood without text
     is_begun: bool = False
     is_admitted: bool = False
 
@@ -135,8 +139,10 @@ class AlreadySent:
 class Feed:
     """An observer. It runs on the event loop's thread only."""
 
-    def __init__(self, registry: Registry, state: Callable[[], ServiceState]) -> None:
+    def __init__(self, registry: Registry, state: Callable[[], ServiceState], reader_pace: float = READER_PACE) -> None:
         self._registry = registry
+        self._reader_pace = reader_pace
+        self._read_s = 1.0 / reader_pace if reader_pace else math.inf  # that a reader takes for a token
         self.routes: Callable[[], Iterable[Route]] = tuple  # the server sets it, once it has traffic
         self._whereabouts = AdapterWhereabouts()
         self._state = state
@@ -169,8 +175,8 @@ class Feed:
                     self._note_step(event)
                 case Admitted(request_id=request_id) | Preempted(request_id=request_id):
                     self._admit(request_id, isinstance(event, Admitted))
-                case Finished(request_id=request_id):
-                    self._end(request_id)
+                case Finished(request_id=request_id, reason=reason):
+                    self._end(request_id, is_answered=reason in (FinishReason.STOP, FinishReason.LENGTH))
                 case EngineRestarted() | PauseChanged():
                     self._trouble.hear(event)
                 case SlotChanged():
@@ -227,6 +233,8 @@ class Feed:
             ttft=span.ttft,
             gap=span.gap,
             step=span.step,
+            stall=span.stall,
+            reader_pace=self._reader_pace,
             residents=self._lanes.residents,
             is_whole=seen == AlreadySent(),
             tenures=tuple(self._lanes.since(seen.tenures)),
@@ -261,6 +269,7 @@ class Feed:
             tokens[request.sharers] += 1
             if request.is_begun:
                 gaps[request.last_at] += 1
+                request.stalled_s = max(request.stalled_s, event.at - request.read_until)
             else:
                 bucket = bucket_of(event.at - request.last_at)
                 window.ttft[bucket] += 1
@@ -268,6 +277,7 @@ class Feed:
                     window.shares[sharer].ttft[bucket] += 1
                 request.is_begun = True
             request.last_at = event.at
+            request.read_until = max(event.at, request.read_until) + self._read_s
         for last_at, count in gaps.items():
             window.gap[bucket_of(event.at - last_at)] += count
         for sharers, count in tokens.items():
@@ -282,9 +292,11 @@ class Feed:
         request.is_admitted = is_admitted
         self._count(request, 1)
 
-    def _end(self, request_id: RequestId) -> None:
+    def _end(self, request_id: RequestId, is_answered: bool = False) -> None:
         if request := self._open.pop(request_id, None):
             self._count(request, -1)
+            if is_answered and self._reader_pace:
+                self._window.open.stall[bucket_of(request.stalled_s)] += 1
 
     def _count(self, request: OpenRequest, by: int) -> None:
         adapter, tenant = request.sharers

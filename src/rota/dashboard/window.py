@@ -77,6 +77,7 @@ class Bin:
     ttft: Histogram = field(default_factory=Counter)
     gap: Histogram = field(default_factory=Counter)
     step: Histogram = field(default_factory=Counter)
+    stall: Histogram = field(default_factory=Counter)
     shares: defaultdict[Hashable, Share] = field(default_factory=lambda: defaultdict(Share))
     errors: Counter[str] = field(default_factory=Counter)
 
@@ -101,7 +102,7 @@ class Span:
         self._bins: deque[Bin] = deque()
         self.total = Bin(0.0)
         self._figures: dict[Hashable, Figures] = {}
-        self.ttft = self.gap = self.step = Spread()
+        self.ttft = self.gap = self.step = self.stall = Spread()
 
     def add(self, closed: Bin) -> None:
         self._bins.append(closed)
@@ -109,8 +110,7 @@ class Span:
         if len(self._bins) > self._most:
             _count(self.total, self._bins.popleft(), -1)
         self._figures.clear()
-        total = self.total
-        self.ttft, self.gap, self.step = (spread_of([one]) for one in (total.ttft, total.gap, total.step))
+        self.ttft, self.gap, self.step, self.stall = (spread_of([one]) for one in _histograms(self.total))
 
     @property
     def tokens_per_s(self) -> float:
@@ -134,11 +134,15 @@ class Span:
         return BIN_S * max(1, len(self._bins))
 
 
+def _histograms(one: Bin) -> tuple[Histogram, ...]:
+    return one.ttft, one.gap, one.step, one.stall
+
+
 def _count(total: Bin, one: Bin, sign: int) -> None:
     """Add a bin to a sum, or take it away. What is zero is forgotten."""
     total.tokens += sign * one.tokens
     total.prompt_tokens += sign * one.prompt_tokens
-    for whole, part in ((total.ttft, one.ttft), (total.gap, one.gap), (total.step, one.step)):
+    for whole, part in zip(_histograms(total), _histograms(one), strict=True):
         _count_each(whole, part, sign)
     _count_each(total.errors, one.errors, sign)
     for sharer, share in one.shares.items():

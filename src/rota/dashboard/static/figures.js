@@ -11,6 +11,7 @@ const FIGURES = [
   ["Output", (f) => count(f.mean_tokens_per_s), (f) => `tokens/s · now ${count(f.tokens_per_s)} · prompts ${count(f.mean_prompt_tokens_per_s)}`],
   ["First token", (f) => seconds(f.ttft.p50), (f) => `P50 · P99 ${seconds(f.ttft.p99)}`],
   ["Token gap", (f) => seconds(f.gap.p50), (f) => `P50 · P99 ${seconds(f.gap.p99)}`],
+  ["Visible stall", (f) => seconds(f.stall.p99), (f) => (f.reader_pace ? `P99 · P50 ${seconds(f.stall.p50)}` : "nobody reads")],
   ["Step", (f) => seconds(f.step.p50), (f) => `P50 · P99 ${seconds(f.step.p99)}`],
 ];
 

@@ -5,6 +5,8 @@ import { isOn } from "./format.js";
 const BIN_S = 2;
 const [SMOOTH_BINS, RATE_BINS] = [5, 3];
 const KEPT_S = 65;
+// Tokens a second. A journal does not tell the server's --reader-pace; this is its default.
+const READER_PACE = 20;
 // A frame holds a little of the future, so that the strip moves smoothly until the next frame, also at 16×.
 const AHEAD_S = 8;
 
@@ -105,7 +107,7 @@ export class Journal {
 
   bin(at) {
     const index = Math.max(0, Math.floor((at - this.begin) / BIN_S));
-    while (this.bins.length <= index) this.bins.push({ ttft: [], gap: [], step: [], tokens: 0, prompts: 0, shares: new Map(), tenants: new Map() });
+    while (this.bins.length <= index) this.bins.push({ ttft: [], gap: [], step: [], stall: [], tokens: 0, prompts: 0, shares: new Map(), tenants: new Map() });
     return this.bins[index];
   }
 
@@ -114,7 +116,7 @@ export class Journal {
   }
 
   on_asked({ request_id, adapter_id, adapter, at, tenant = "" }) {
-    const request = { adapter: adapter_id, at, last: at, isBegun: false, reasons: [], tenant };
+    const request = { adapter: adapter_id, at, last: at, readUntil: 0, stalled: 0, isBegun: false, reasons: [], tenant };
     this.holds(tenant, at, adapter_id, 1, 0);
     this.requests.set(request_id, request);
     const group = this.group(adapter_id);
@@ -143,7 +145,7 @@ export class Journal {
     group.note(at);
   }
 
-  on_finished({ request_id, at, fault }) {
+  on_finished({ request_id, at, reason, fault }) {
     if (fault) this.errors.push({ at, kind: fault.code, sentence: fault.message });
     const request = this.requests.get(request_id);
     if (!request) return;
@@ -152,6 +154,7 @@ export class Journal {
     if (!isWaiting) group.admitted -= 1;
     this.holds(request.tenant, at, request.adapter, isWaiting ? -1 : 0, isWaiting ? 0 : -1);
     this.requests.delete(request_id);
+    if (reason === "stop" || reason === "length") this.bin(at).stall.push(request.stalled);
     group.note(at);
   }
 
@@ -165,8 +168,11 @@ export class Journal {
       if (!request) continue;
       const shares = [shareIn(bin.shares, request.adapter), shareIn(bin.tenants, request.tenant)];
       for (const share of shares) share.tokens += 1;
-      if (request.isBegun) bin.gap.push(at - request.last);
-      else for (const list of [bin.ttft, ...shares.map((share) => share.ttft)]) list.push(at - request.last);
+      if (request.isBegun) {
+        bin.gap.push(at - request.last);
+        request.stalled = Math.max(request.stalled, at - request.readUntil);
+      } else for (const list of [bin.ttft, ...shares.map((share) => share.ttft)]) list.push(at - request.last);
+      request.readUntil = Math.max(at, request.readUntil) + 1 / READER_PACE;
       request.isBegun = true;
       request.last = at;
     }
@@ -252,7 +258,7 @@ export class Journal {
       mean_prompt_tokens_per_s: mean((bin) => bin.prompts),
       tokens_per_s: rate((bin) => bin.tokens),
       prompt_tokens_per_s: rate((bin) => bin.prompts),
-      ...Object.fromEntries(["ttft", "gap", "step"].map((name) => [name, spread(bins.flatMap((bin) => bin[name]))])),
+      ...Object.fromEntries(["ttft", "gap", "step", "stall"].map((name) => [name, spread(bins.flatMap((bin) => bin[name]))])),
       charts: { ended_at, every_s: BIN_S, points },
       rows: new Map(),
     };
@@ -279,6 +285,7 @@ export class Journal {
     return {
       ...span,
       now,
+      reader_pace: READER_PACE,
       phase: "replay",
       phase_reason: "",
       model: "",
