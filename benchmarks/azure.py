@@ -337,7 +337,9 @@ def write_trace(file: Path, traffic: Traffic, speed: float) -> None:
 
 def write_server(folder: Path, shape: str, ranks: list[int], slots: int) -> None:
     """A random model and adapters of these ranks (10 GB for the 8B), and serve.toml for `rota serve --config`."""
-    from benchmarks.h200.assets import make_adapter, make_model, write_tokenizer  # they load torch
+    import torch  # takes seconds, which a search need not
+
+    from benchmarks.h200.assets import make_adapter, make_model, write_tokenizer
     from benchmarks.h200.shapes import SHAPES
 
     folder.mkdir(parents=True)
@@ -346,7 +348,7 @@ def write_server(folder: Path, shape: str, ranks: list[int], slots: int) -> None
     write_tokenizer(model, config["vocab_size"])
     paths = {adapter_name(AdapterId(number)): folder / f"rank{rank}-{number}" for number, rank in enumerate(ranks, 1)}
     for rank, path in zip(ranks, paths.values(), strict=True):
-        make_adapter(path, model, rank)
+        make_adapter(path, model, rank, "cuda" if torch.cuda.is_available() else "cpu")
     options = {
         "model_path": str(model),
         "load_format": "dummy",

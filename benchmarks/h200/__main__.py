@@ -31,7 +31,7 @@ from .loads import beside_loads
 from .over_http import HttpServer
 from .report import report
 from .results import describe, summarise, write_result
-from .runs import START_S, Run, choose, group, probe, warm_up, within
+from .runs import START_S, Run, choose, group, lengthened, probe, warm_up, within
 from .server import Asked, Server
 from .shapes import RANK, SHAPES, Shape
 
@@ -144,6 +144,7 @@ def prepare(folder: Path, shape: Shape, has_weights: bool) -> dict[str, Any]:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="runs whose names begin so, with commas: tail,closed-six,osl-64")
+    parser.add_argument("--requests", type=int, help="of each client, instead of what the runs say")
     parser.add_argument("--in-process", action="store_true", help="no HTTP: the engine in this process")
     parser.add_argument("--out", type=Path, default=Path("h200-results"))
     parser.add_argument("--minutes", type=float, default=60.0, help="begin no run that would not end within these")
@@ -180,6 +181,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     shape = SHAPES[given.shape]
     try:
         wanted = choose(given.only)
+        if given.requests:
+            wanted = [lengthened(run, given.requests) for run in wanted]
     except RotaError as error:
         print(f"benchmarks.h200: {error}", file=sys.stderr)
         return 2

@@ -77,6 +77,13 @@ def choose(names: str | None) -> list[Run]:
     return [run for run in runs if run.name.startswith(tuple(names.split(",")))]
 
 
+def lengthened(run: Run, requests: int) -> Run:
+    """The same with so many requests of each client, and the time that they take."""
+    clients = tuple(replace(client, requests=requests) for client in run.scenario.clients)
+    times = requests / max(client.requests for client in run.scenario.clients)
+    return replace(run, scenario=replace(run.scenario, clients=clients), lasts_s=run.lasts_s * times)
+
+
 def warm_up(adapters: int = ADAPTERS) -> Scenario:
     """Prompts and batches of every size with everybody, so that no measured request pays for a first time."""
     one = Client(
