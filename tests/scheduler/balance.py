@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from rota.core.ids import BASE, AdapterId, BlockId
 from rota.scheduler import Scheduler
 from rota.scheduler.accounts import Accounts
-from rota.scheduler.adapter_state import Group, arrival
+from rota.scheduler.adapter_state import Group, Standing, arrival
 from rota.scheduler.blocks import BlockLedger
 from rota.scheduler.rows import RowLedger
 from rota.scheduler.sequence import Sequence
@@ -45,6 +45,8 @@ def check_balance(scheduler: Scheduler) -> None:
     assert [*state.absent] == sorted(state.absent, key=lambda group: (state.due_at(group), group.adapter_id))
     assert [*state.absent.parked] == [group for group in state.absent if group.running]
     assert [*state.absent.at_hand] == [group for group in state.absent if state.hosts.has(group.adapter_id)]
+    to_read = {one.adapter_id for one in state.absent if one.standing is not Standing.NEW} - {*state.hosts.held}
+    assert state.absent.missing == {one for one in to_read if not state.hosts.is_fetching(one)}
     ready = [a for a, residency in state.slots.residencies.items() if residency.is_ready]
     assert [group.adapter_id for group in state.residents] == ready
     assert state.open_groups == [group for group in (state.base, *state.residents) if state.is_open(group)]

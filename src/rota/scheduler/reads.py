@@ -24,6 +24,7 @@ def order_read(state: SchedulerState, builder: PlanBuilder, adapter: Adapter, is
     """An adapter will be read from disk with the next step; the caller has made room. `is_idle`: no request waits."""
     (builder.idle_fetches if is_idle else builder.fetches).append(adapter)
     state.hosts.begin_fetch(adapter, builder.now)
+    state.absent.missing.discard(adapter.adapter_id)
     _tell(state, adapter.adapter_id, HostState.READING, builder.now)
 
 
@@ -184,8 +185,10 @@ class Fetching:
         """Once a pass: order the adapters that would come next if they were in host memory."""
         if self._state.hosts.known == len(self._state.groups) - 1:
             return  # every adapter is in host memory, or on its way there
-        no_room_from: WantedAt | None = None
         self._first = frozenset(first)
+        if not self._state.absent.missing:
+            return
+        no_room_from: WantedAt | None = None
         for group in islice(filter(self._is_missing, self._next_in_line(first)), MOST_TRIES):
             # If an adapter that is wanted sooner found no room, an adapter that is wanted later finds none either.
             wanted_at = self._wanted_at(group)
@@ -230,7 +233,8 @@ class Fetching:
     def _next_in_line(self, first: list[AdapterId]) -> Iterator[Group]:
         """Adapters that the policy names, then absent ones, first due first, up to the first that could come now."""
         state = self._state
-        yield from (state.groups[adapter_id] for adapter_id in first if adapter_id in state.absent)
+        missing = state.absent.missing
+        yield from (state.groups[adapter_id] for adapter_id in first if adapter_id in missing)
         yield from islice(self._first_due(), MOST_LOOKS)
 
     def _first_due(self) -> Iterator[Group]:
@@ -252,9 +256,7 @@ class Fetching:
             yield parked
 
     def _is_missing(self, group: Group) -> bool:
-        """Neither in host memory nor on its way there; a new adapter is first read when it is added."""
-        hosts, adapter_id = self._state.hosts, group.adapter_id
-        return group.standing is not Standing.NEW and not hosts.has(adapter_id) and not hosts.is_fetching(adapter_id)
+        return group.adapter_id in self._state.absent.missing
 
     def _wanted_at(self, group: Group) -> WantedAt:
         """When an adapter without a slot will be copied into one; after all others if it could not run there."""

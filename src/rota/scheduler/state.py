@@ -14,7 +14,7 @@ from rota.core.ids import BASE, FIRST_ENGINE, AdapterId, EngineId, RequestId
 from rota.core.request import Request
 from rota.policy.eviction import Eviction
 from rota.scheduler.accounts import Accounts
-from rota.scheduler.adapter_state import AnswerLengths, Group
+from rota.scheduler.adapter_state import AnswerLengths, Group, Standing
 from rota.scheduler.blocks import BlockLedger
 from rota.scheduler.hosts import HostLedger
 from rota.scheduler.lazy_heap import LazyHeap
@@ -89,18 +89,22 @@ class Absent(DueQueue):
         super().__init__()
         self.parked = DueQueue()  # adapters that hold KV, in the same order
         self.at_hand = DueQueue()  # adapters whose weights lie in host memory, in the same order
+        # Known adapters whose weights neither lie in host memory nor are on their way there. A read that begins takes
+        # its adapter out, and `put` notes all other changes.
+        self.missing: set[AdapterId] = set()
         self.stalest = DueQueue()  # adapters that hold KV, the longest without a step first
         self.newcomers = DueQueue()  # adapters that wait for a first token, first come first
         self.oldest = DueQueue()  # the adapter with the oldest open request first
         self.largest = DueQueue()  # the adapter with most open requests first
 
-    def put(self, group: Group, due_at: float, is_at_hand: bool) -> None:
+    def put(self, group: Group, due_at: float, is_at_hand: bool, is_missing: bool) -> None:
         """Put a group into every order that it belongs to, or move it to where it belongs now."""
         self.place(group, due_at)
         self.oldest.place(group, group.first_arrival)
         self.largest.place(group, -group.users)
         _place(self.newcomers, group, group.first_token_due_at)
         self.at_hand.place(group, due_at) if is_at_hand else self.at_hand.remove(group)
+        (self.missing.add if is_missing else self.missing.discard)(group.adapter_id)
         _place(self.parked, group, due_at if group.running else math.inf)
         _place(self.stalest, group, group.ran_at if group.running else math.inf)
 
@@ -108,6 +112,7 @@ class Absent(DueQueue):
         super().remove(group)
         for order in (self.parked, self.at_hand, self.stalest, self.newcomers, self.oldest, self.largest):
             order.remove(group)
+        self.missing.discard(group.adapter_id)
 
 
 def _place(order: DueQueue, group: Group, at: float) -> None:
@@ -396,7 +401,10 @@ class SchedulerState:
         if group is self.base:
             return
         if group.wants_slot and group.adapter_id not in self.slots.residencies:
-            self.absent.put(group, self.due_at(group), is_at_hand=self.hosts.has(group.adapter_id))
+            is_at_hand = self.hosts.has(group.adapter_id)
+            # A new adapter is first read when it is added.
+            is_read = is_at_hand or group.standing is Standing.NEW or self.hosts.is_fetching(group.adapter_id)
+            self.absent.put(group, self.due_at(group), is_at_hand=is_at_hand, is_missing=not is_read)
             self.rows.note_parked(group.adapter_id, group.rows)
         else:
             self.absent.remove(group)
