@@ -109,6 +109,8 @@ def check_slots(ledger: SlotLedger) -> None:
     residencies = ledger.residencies
     taken = [residency.slot for residency in residencies.values()]
     assert sorted([*taken, *ledger._empty]) == list(range(ledger.most)), "a slot is lost or shared"
+    assert ledger.on_their_way == [one for one, residency in residencies.items() if not residency.is_ready]
+    assert ledger.total == min(one.open for one in (ledger.matrices, ledger.pages) if one)
     if ledger.pages:
         check_pages(ledger.pages, {one: residency.pages for one, residency in residencies.items()})
     check_pages(ledger.matrices, {one: residency.matrices for one, residency in residencies.items()})

@@ -104,12 +104,14 @@ class SlotLedger:
         self.matrices = PageLedger(matrices, slots)
         self._empty = [Slot(slot) for slot in range(slots)]
         self._residencies: dict[AdapterId, Residency] = {}
+        # Adapters whose copies are not known to be complete, in the order of the copies.
+        self._on_their_way: dict[AdapterId, None] = {}
         self._eviction = eviction
+        self._count_open()
 
-    @property
-    def total(self) -> int:
-        """The slots that are open; others are closed because adapters are known that take many pages or matrices."""
-        return min(self.matrices.open, self.pages.open if self.pages else self.most)
+    def _count_open(self) -> None:
+        # The slots that are open; others are closed because adapters are known that take many pages or matrices.
+        self.total = min(self.matrices.open, self.pages.open if self.pages else self.most)
 
     @property
     def empty(self) -> int:
@@ -124,7 +126,7 @@ class SlotLedger:
     @property
     def on_their_way(self) -> list[AdapterId]:
         """Adapters whose copies are not known to be complete, in the order of the copies."""
-        return [adapter_id for adapter_id, residency in self._residencies.items() if not residency.is_ready]
+        return [*self._on_their_way]
 
     @property
     def residencies(self) -> dict[AdapterId, Residency]:
@@ -137,24 +139,28 @@ class SlotLedger:
             self.matrices.know(adapter_id, matrices)
         if self.pages:
             self.pages.know(adapter_id, pages)
+        self._count_open()
 
     def forget(self, adapter_id: AdapterId) -> None:
         """An adapter is gone, and the slots that its size kept closed open."""
         if self.pages:
             self.pages.forget(adapter_id)
         self.matrices.forget(adapter_id)
+        self._count_open()
 
     def begin_load(self, adapter_id: AdapterId) -> Residency:
         assert self.empty, "no slot is empty"
         pages = self.pages.take(adapter_id) if self.pages else ()
         slot, matrices = heapq.heappop(self._empty), self.matrices.take(adapter_id)
         residency = self._residencies[adapter_id] = Residency(slot=slot, pages=pages, matrices=matrices)
+        self._on_their_way[adapter_id] = None
         self._eviction.use(adapter_id)
         return residency
 
     def finish_load(self, adapter_id: AdapterId) -> None:
         """The adapter's sequences may be in the next step."""
         self._residencies[adapter_id].is_ready = True
+        self._on_their_way.pop(adapter_id, None)
 
     def use(self, adapter_id: AdapterId) -> None:
         """An adapter is used in this step."""
@@ -163,6 +169,7 @@ class SlotLedger:
 
     def vacate(self, adapter_id: AdapterId) -> Slot:
         residency = self._residencies.pop(adapter_id)
+        self._on_their_way.pop(adapter_id, None)
         heapq.heappush(self._empty, residency.slot)
         if self.pages:
             self.pages.give_back(residency.pages)
