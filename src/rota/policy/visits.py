@@ -361,12 +361,11 @@ class Leavers:
                 self._on_turn.append(view)
             else:
                 self._visitors += 1
-        for views in (self._free, self._steady):
-            views.sort(key=lambda view: (-view.claim(now) * view.weight, view.adapter_id))
+        self._now = now
 
     def for_settled(self) -> AdapterView | None:
         """A settled adapter comes back when a visit is over."""
-        return self._free.pop() if self._free else None
+        return self._pop(self._free) if self._free else None
 
     def for_newcomer(self) -> AdapterView | None:
         """For a first token a settled adapter steps aside, the smallest claim first."""
@@ -381,7 +380,19 @@ class Leavers:
         if visitors >= self._most_visitors or not (line := next(filter(None, lines), None)):
             return None
         self._visitors += 1
+        return self._pop(line)
+
+    def _pop(self, line: list[AdapterView]) -> AdapterView:
+        """The smallest claim leaves first; of those on a turn, the last. Most lines are never asked, or have one."""
+        if line is not self._on_turn:
+            by_claim(line, self._now)
         return line.pop()
+
+
+def by_claim(views: list[AdapterView], now: float) -> None:
+    """Sort them, the largest claim first."""
+    if len(views) > 1:
+        views.sort(key=lambda view: (-view.claim(now) * view.weight, view.adapter_id))
 
 
 def _has_prompts(slots: SlotsView, view: AdapterView, late_since: float) -> bool:

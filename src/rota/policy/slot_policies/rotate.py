@@ -22,7 +22,7 @@ from rota.core.ids import AdapterId
 from rota.core.policy_config import PolicyConfig
 from rota.policy.slot_policy import Outlook, SlotPolicy, Turn
 from rota.policy.views import AdapterView, SlotsView, lacks_only_a_slot
-from rota.policy.visits import Leavers, Settled, Visits
+from rota.policy.visits import Leavers, Settled, Visits, by_claim
 
 # Longer than any wait.
 BEHIND_NEWCOMERS_S = 1e6
@@ -109,10 +109,13 @@ class Rotate(SlotPolicy):
 
     def turns(self, slots: SlotsView, now: float) -> list[Turn]:
         """Settled adapters come back when a visit is over; for visits they step aside."""
+        copies = slots.copies
+        if copies <= 0:
+            return []
         late, soon = self._coming_back(slots, now)
         newcomers = [one for one in self._visits.newcomers if _can_come(slots, one)]
         stalled = [one for one in self._visits.stalled if _can_come(slots, one)]
-        if slots.copies <= 0 or not (late or soon or newcomers or stalled):
+        if not (late or soon or newcomers or stalled):
             return []
         late_since = self._late_since(slots, [*late, *soon, *newcomers], now)
         leavers = Leavers(slots, self._settled, self._visits, now - self._steady_s(slots), now, late_since)
@@ -123,7 +126,7 @@ class Rotate(SlotPolicy):
             (stalled, leavers.for_stalled),
             (soon, leavers.for_settled),
         ):
-            for comer in comers[: slots.copies - len(turns)]:
+            for comer in comers[: copies - len(turns)]:
                 if leaver := leaver_for():
                     turns.append(Turn(leaver.adapter_id, comer.adapter_id))
         return turns
@@ -144,7 +147,7 @@ class Rotate(SlotPolicy):
         """Settled adapters without a slot, the largest claim first: those that were out for long, and the others."""
         absent = (view for one in self._settled if (view := slots.absent.get(one)))
         able = [view for view in absent if slots.is_at_hand(view.adapter_id) and lacks_only_a_slot(slots, view)]
-        able.sort(key=lambda view: (-view.claim(now) * view.weight, view.adapter_id))
+        by_claim(able, now)
         long_ago = now - self._steady_s(slots)
         return [view for view in able if view.ran_at <= long_ago], [view for view in able if view.ran_at > long_ago]
 
