@@ -40,6 +40,8 @@ def check_balance(scheduler: Scheduler) -> None:
         assert group.decoding == sorted(group.decoding, key=arrival)
         assert group.rowless == sorted(group.rowless, key=arrival)
         assert group.priorities == Counter(one.request.priority for one in group.running_sequences())
+        assert group.running == len([*group.running_sequences()])
+        assert group.users == group.running + group.waiting
     absent = {a for a, g in state.groups.items() if g.wants_slot and a != BASE and a not in state.slots.residencies}
     assert absent == {group.adapter_id for group in state.absent}
     assert [*state.absent] == sorted(state.absent, key=lambda group: (state.due_at(group), group.adapter_id))

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from enum import Enum
 from itertools import chain, islice
+from math import fsum, pow
 
 from rota.core.adapter import Adapter
 from rota.core.ids import BASE, AdapterId, RequestId
@@ -122,12 +123,14 @@ class Group:
         "ran_at",
         "ran_in",
         "rowless",
+        "running",
         "slot_since",
         "standing",
         "stands_since",
         "steps",
         "steps_before",
         "tenants",
+        "users",
         "weight",
     )
 
@@ -156,22 +159,16 @@ class Group:
         self.steps_before = 0  # of these, the steps before it got its present slot
         self.blocks = 0  # KV blocks that its sequences hold
         self.attained = 0  # tokens computed for this adapter in all
+        self.users = 0  # its open requests
+        self.running = 0  # those of them that hold KV
 
     @property
     def waiting(self) -> int:
         return len(self.queue)
 
     @property
-    def running(self) -> int:
-        return len(self.prefilling) + len(self.decoding) + len(self.rowless)
-
-    @property
     def rows(self) -> int:
         return len(self.prefilling) + len(self.decoding)
-
-    @property
-    def users(self) -> int:
-        return len(self.queue) + len(self.prefilling) + len(self.decoding) + len(self.rowless)
 
     @property
     def is_leaving(self) -> bool:
@@ -234,25 +231,29 @@ class Group:
         return self.steps - self.steps_before
 
     def claim(self, now: float) -> float:
-        users = chain(self.decoding, self.prefilling, self.rowless, self.queue)
-        arrivals = [one.arrival[0] for one in islice(users, MOST_CLAIMING)]
-        ages = math.fsum([math.pow(max(0.0, now - at) + 1.0, CLAIM_POWER) for at in arrivals])
-        return ages / max(LEAST_REST, *map(self.expected_tokens, self._firsts())) if arrivals else 0.0
-
-    def _firsts(self) -> list[Sequence]:
-        """The first request of each kind. The longest of them tells about how long the adapter needs a slot."""
-        firsts = [sequences[0] for sequences in (self.decoding, self.prefilling, self.rowless) if sequences]
-        waits = self.queue.first()
-        return [*firsts, waits] if waits else firsts
+        if not self.users:
+            return 0.0
+        users: list[Sequence] = []
+        rest = LEAST_REST
+        for sequences in (self.decoding, self.prefilling, self.rowless):
+            if sequences:
+                # The longest of the first requests of each kind tells about how long the adapter needs a slot.
+                rest = max(rest, self.expected_tokens(sequences[0]))
+                users += sequences
+        if first := self.queue.first():
+            rest = max(rest, self.expected_tokens(first))
+            users += islice(self.queue, max(0, MOST_CLAIMING - len(users)))
+        ages = [now - user.arrival[0] for user in users[:MOST_CLAIMING]]
+        return fsum([pow(age + 1.0 if age > 0.0 else 1.0, CLAIM_POWER) for age in ages]) / rest
 
     def expected_tokens(self, sequence: Sequence) -> int:
         """Tokens still to come, by the mean of earlier answers that became longer than this one; at most the limit."""
         length = len(sequence.tokens)
         done = length - sequence.prompt_length
         # Clients ask for 4096 tokens and stop at 200: earlier answers tell more than the limit does.
-        own = self.lengths if self.lengths.are_some else self.pooled
-        mean = own.mean_above(done) or self.pooled.mean_above(done)
-        return min(sequence.limit - length, mean - done if mean else max(LEAST_GUESS, done))
+        mean = (self.lengths.are_some and self.lengths.mean_above(done)) or self.pooled.mean_above(done)
+        rest, most = mean - done if mean else max(LEAST_GUESS, done), sequence.limit - length
+        return rest if rest < most else most
 
     def most_tokens(self, sequence: Sequence) -> int:
         """As `expected_tokens`, but by the longest of earlier answers; a few answers say nothing about that."""
@@ -270,6 +271,7 @@ class Group:
         """A tenant has one open request more here."""
         if self.queue is _QUEUE:
             self._open_books()
+        self.users += 1
         if self._count(account, 1) == 1 and self.adapter is not None:
             account.adapters[self.adapter_id] = None
 
@@ -279,6 +281,7 @@ class Group:
         self.priorities = Counter()
 
     def exit(self, account: Account) -> None:
+        self.users -= 1
         if not self._count(account, -1):
             account.adapters.pop(self.adapter_id, None)
 
@@ -303,6 +306,7 @@ class Group:
         sequence.phase = phase
         if phase is Phase.PREFILL:
             sequence.seated_in = self.steps
+        self.running += 1
         self.priorities[sequence.request.priority] += 1
         insort(self.prefilling if phase is Phase.PREFILL else self.decoding, sequence, key=arrival)
 
@@ -311,6 +315,7 @@ class Group:
             self.rowless.remove(sequence)
         else:
             (self.prefilling if sequence.phase is Phase.PREFILL else self.decoding).remove(sequence)
+        self.running -= 1
         priority = sequence.request.priority
         self.priorities[priority] -= 1
         if not self.priorities[priority]:
@@ -324,6 +329,7 @@ class Group:
 
     def take_rowless(self, sequence: Sequence) -> None:
         """A sequence that holds KV and has no row."""
+        self.running += 1
         self.priorities[sequence.request.priority] += 1
         insort(self.rowless, sequence, key=arrival)
 
