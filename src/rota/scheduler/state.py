@@ -66,11 +66,10 @@ class DueQueue:
 
     def place(self, group: Group, due_at: float) -> None:
         """Put a group into the queue, or move it to where it belongs now."""
-        if self._due_at.get(group.adapter_id) == due_at:
-            return
-        self.remove(group)
-        self._due_at[group.adapter_id] = due_at
-        insort(self._places, (due_at, group.adapter_id, group))
+        if self._due_at.get(group.adapter_id) != due_at:
+            DueQueue.remove(self, group)  # not out of the other orders of `Absent`
+            self._due_at[group.adapter_id] = due_at
+            insort(self._places, (due_at, group.adapter_id, group))
 
     def remove(self, group: Group) -> None:
         due_at = self._due_at.pop(group.adapter_id, None)
@@ -109,6 +108,8 @@ class Absent(DueQueue):
         _place(self.stalest, group, group.ran_at if group.running else math.inf)
 
     def remove(self, group: Group) -> None:
+        if group.adapter_id not in self:
+            return
         super().remove(group)
         for order in (self.parked, self.at_hand, self.stalest, self.newcomers, self.oldest, self.largest):
             order.remove(group)
