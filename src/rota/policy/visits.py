@@ -87,7 +87,8 @@ class Settled:
         return iter(self._ids)
 
     def views(self, slots: SlotsView) -> list[AdapterView]:
-        return [view for one in self._ids if (view := slots.view_of(one))]
+        view_of = slots.view_of
+        return [view for one in self._ids if (view := view_of(one))]
 
     def forget(self, adapter_id: AdapterId) -> None:
         self._ids.pop(adapter_id, None)
@@ -223,13 +224,14 @@ class Visits:
 
     def observe(self, slots: SlotsView, settled: Settled, now: float) -> None:
         self.newcomers, self.stalled = [], []
-        self._on_turn = {one for one in self._on_turn if one not in slots.absent}
-        parked = slots.absent.stalest
+        absent = slots.absent
+        self._on_turn = {one for one in self._on_turn if one not in absent}
+        parked = absent.stalest
         self.parked = len(parked) - sum(one in parked for one in settled)
         self._is_crowd = self.parked > min(FEW_PARKED, slots.total)
         few_steps = CROWD_TURN_STEPS if self._is_crowd else TURN_STEPS
         self._turn_steps = few_steps if self._max_stall_s is None else PROMISED_TURN_STEPS
-        if not slots.absent:
+        if not absent:
             return
         held = settled.views(slots)
         if self._has_time_for_more(slots):
@@ -299,10 +301,11 @@ class Visits:
         """Parked adapters whose pause is long enough for a turn, the longest first."""
         stall_s = self._stall_s(slots, settled)
         dry_s = PART_FOR_THE_DRY * stall_s if self._is_crowd and self._max_stall_s is None else stall_s
+        most = most_visits(slots)
         stalled: list[AdapterView] = []
         for view in islice(slots.absent.stalest, MOST_LOOKS):
             pause_s = now - view.ran_at
-            if pause_s <= dry_s or len(stalled) == most_visits(slots):
+            if pause_s <= dry_s or len(stalled) == most:
                 break
             if pause_s <= stall_s and view.stands_since >= now:
                 continue  # its readers have text

@@ -99,7 +99,7 @@ class AdapterArrivals:
             del self._lines[stage][adapter_id]
 
     def first(self, stage: Coming) -> Group | None:
-        return next(iter(self._lines[stage].values()), None)
+        return next(iter(self._lines[stage].values()), None) if self._stages else None
 
     def was_never_read(self, adapter_id: AdapterId) -> bool:
         """Is it known, though it was never read?"""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from dataclasses import replace
 from itertools import islice
 
@@ -135,10 +135,12 @@ class SlotCandidates:
         self._state = state
         self._admission = admission
         self._is_overlapped = is_overlapped
-
-    @property
-    def absent(self) -> Absent:
-        return self._state.absent
+        # What a policy asks for most is passed on without a call in between.
+        self.absent: Absent = state.absent
+        self.view_of: Callable[[AdapterId], Group | None] = state.groups.get
+        # Do the adapter's weights lie in host memory, from where they can be copied into a slot?
+        self.is_at_hand = state.hosts.has
+        self.is_being_read = state.hosts.is_fetching
 
     @property
     def step_s(self) -> float:
@@ -175,9 +177,6 @@ class SlotCandidates:
     def blocks_to_start(self, adapter_id: AdapterId) -> int:
         first = self._state.groups[adapter_id].queue.first()
         return self._state.blocks.blocks_for(len(first.tokens)) if first else 0
-
-    def view_of(self, adapter_id: AdapterId) -> Group | None:
-        return self._state.groups.get(adapter_id)
 
     # ── who may leave ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -228,13 +227,6 @@ class SlotCandidates:
     def can_start(self, adapter_id: AdapterId) -> bool:
         first = self._state.groups[adapter_id].queue.first()
         return first is not None and self._admission.has_room(first)
-
-    def is_at_hand(self, adapter_id: AdapterId) -> bool:
-        """Do the adapter's weights lie in host memory, from where they can be copied into a slot?"""
-        return self._state.hosts.has(adapter_id)
-
-    def is_being_read(self, adapter_id: AdapterId) -> bool:
-        return self._state.hosts.is_fetching(adapter_id)
 
     def at_hand(self) -> Iterator[Group]:
         """Absent adapters whose weights lie in host memory, first due first."""

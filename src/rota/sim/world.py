@@ -102,7 +102,8 @@ class VirtualWorld(Mail):
 
         A step waits for the copies of its own adapters, and for no others.
         """
-        self._adapter_of.update((seat.row, seat.adapter_id) for seat in plan.seats)
+        for seat in plan.seats:
+            self._adapter_of[seat.row] = seat.adapter_id
         copied_at = self._copied_for(plan)
         self._order_adapters(plan)
         if plan.chunks or plan.decodes:
