@@ -22,7 +22,7 @@ class Eviction:
     def use(self, adapter_id: AdapterId) -> None:
         if self._is_use_counted:
             self._order.pop(adapter_id, None)
-        self._order.setdefault(adapter_id)
+        self._order[adapter_id] = None
 
     def forget(self, adapter_id: AdapterId) -> None:
         self._order.pop(adapter_id, None)

@@ -233,10 +233,10 @@ class Visits:
         self._turn_steps = few_steps if self._max_stall_s is None else PROMISED_TURN_STEPS
         if not absent:
             return
-        held = settled.views(slots)
-        if self._has_time_for_more(slots):
+        held = settled.views(slots) if absent.newcomers or self.parked else []
+        if absent.newcomers and self._has_time_for_more(slots):
             self.newcomers = self._able(slots, settled, held)
-        if not is_kv_short(slots, held):
+        if self.parked and not is_kv_short(slots, held):
             self.stalled = self._without_a_token(slots, settled, now)
         self._on_turn |= {view.adapter_id for view in self.stalled}
 

@@ -83,12 +83,13 @@ class ResultWriter:
             if token < 0 or sequence.pooling is not None:
                 untold.append((sequence, at))
                 continue
-            sequence.tokens.append(token)
+            own = sequence.tokens
+            own.append(token)
             request_ids.append(sequence.request_id)
             tokens.append(token)
             if token in sequence.stop_token_ids:
                 ended.append((sequence, FinishReason.STOP))
-            elif len(sequence.tokens) >= sequence.limit:
+            elif len(own) >= sequence.limit:
                 ended.append((sequence, FinishReason.LENGTH))
             elif sequence.computed == sequence.next_full:
                 self._publish(sequence)

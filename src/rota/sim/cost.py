@@ -130,9 +130,11 @@ class LinearCost:
     graphs: Graphs | None = None  # where steps are padded, and time is no straight line
 
     def step_s(self, plan: StepPlan) -> float:
-        prompt_tokens = sum(chunk.length for chunk in plan.chunks)
+        if not plan.chunks:
+            return self.seconds(len(plan.decodes), 0, plan.context_tokens, plan.adapters)
+        prompt_tokens = plan.prompt_tokens
         pairs = sum(chunk.start * chunk.length for chunk in plan.chunks) if self.prefix_pair_s else 0
-        if prompt_tokens and plan.decodes and self.prefill == "alone":
+        if plan.decodes and self.prefill == "alone":
             # Two steps of the device: the decodes wait until the prompts are done. A plan does not say which adapters
             # are in which part, so all of them count in both.
             context_tokens = sum(chunk.start + chunk.length for chunk in plan.chunks)

@@ -67,8 +67,8 @@ class Rotate(SlotPolicy):
 
     def due_at(self, view: AdapterView) -> float:
         """Newcomers by arrival; behind them parked adapters, the oldest request first."""
-        is_newcomer = view.first_token_due_at < math.inf
-        return view.first_token_due_at if is_newcomer else view.first_arrival + BEHIND_NEWCOMERS_S
+        due_at = view.first_token_due_at
+        return due_at if due_at < math.inf else view.first_arrival + BEHIND_NEWCOMERS_S
 
     # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
