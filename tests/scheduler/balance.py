@@ -41,7 +41,7 @@ def check_balance(scheduler: Scheduler) -> None:
         assert group.rowless == sorted(group.rowless, key=arrival)
         assert group.priorities == Counter(one.request.priority for one in group.running_sequences())
         assert group.running == len([*group.running_sequences()])
-        assert group.users == group.running + group.waiting
+        assert group.waiting == len(group.queue)
     absent = {a for a, g in state.groups.items() if g.wants_slot and a != BASE and a not in state.slots.residencies}
     assert absent == {group.adapter_id for group in state.absent}
     assert [*state.absent] == sorted(state.absent, key=lambda group: (state.due_at(group), group.adapter_id))

@@ -135,7 +135,8 @@ class StepPlan:
     @property
     def sampled_rows(self) -> tuple[Row, ...]:
         """The rows that get a token, in the order of `StepResult.tokens`: decodes, then chunks that sample."""
-        return self.decodes + tuple(chunk.row for chunk in self.chunks if chunk.samples)
+        samplers = [chunk.row for chunk in self.chunks if chunk.samples] if self.chunks else ()
+        return (*self.decodes, *samplers) if samplers else self.decodes
 
 
 @dataclass(frozen=True, slots=True)

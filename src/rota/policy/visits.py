@@ -233,12 +233,12 @@ class Visits:
         self._turn_steps = few_steps if self._max_stall_s is None else PROMISED_TURN_STEPS
         if not absent:
             return
-        held = settled.views(slots) if absent.newcomers or self.parked else []
         if absent.newcomers and self._has_time_for_more(slots):
-            self.newcomers = self._able(slots, settled, held)
-        if self.parked and not is_kv_short(slots, held):
-            self.stalled = self._without_a_token(slots, settled, now)
-        self._on_turn |= {view.adapter_id for view in self.stalled}
+            self.newcomers = self._able(slots, settled)
+        stalled = self._without_a_token(slots, settled, now) if self.parked else []
+        if stalled and not is_kv_short(slots, settled.views(slots)):
+            self.stalled = stalled
+            self._on_turn |= {view.adapter_id for view in stalled}
 
     def forget(self, adapter_id: AdapterId) -> None:
         self._on_turn.discard(adapter_id)
@@ -265,9 +265,9 @@ class Visits:
         """Could one more parked adapter have its turns as often as promised?"""
         return self._max_stall_s is None or self._round_s(slots) < self._max_stall_s
 
-    def _able(self, slots: SlotsView, settled: Settled, held: list[AdapterView]) -> list[AdapterView]:
+    def _able(self, slots: SlotsView, settled: Settled) -> list[AdapterView]:
         """The first newcomers that lack nothing but a slot, and whose KV leaves settled adapters room to finish."""
-        settled_blocks = sum(view.blocks for view in held)
+        settled_blocks = sum(view.blocks for view in settled.views(slots))
         spare = max(PART_FOR_PARKED * slots.blocks, slots.blocks - 2 * settled_blocks)
         spare -= slots.adapter_blocks - settled_blocks
         able: list[AdapterView] = []

@@ -164,7 +164,7 @@ class Group:
 
     @property
     def waiting(self) -> int:
-        return len(self.queue)
+        return self.users - self.running
 
     @property
     def rows(self) -> int:

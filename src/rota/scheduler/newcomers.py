@@ -171,7 +171,8 @@ class Newcomers:
         heapq.heapify(current.heads)
 
     def _heads(self, builder: PlanBuilder, is_shared: bool) -> list[Head]:
-        return [head for group in self._state.open_groups if (head := head_of(group, builder, is_shared))]
+        groups = [group for group in self._state.open_groups if group.users > group.running]
+        return [head for group in groups if (head := head_of(group, builder, is_shared))]
 
     def _admit_heads(self, current: Pass) -> None:
         builder = current.builder
