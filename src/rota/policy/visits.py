@@ -365,6 +365,7 @@ class Leavers:
             else:
                 self._visitors += 1
         self._now = now
+        self._unsorted: tuple[list[AdapterView], ...] = (self._free, self._steady)
 
     def for_settled(self) -> AdapterView | None:
         """A settled adapter comes back when a visit is over."""
@@ -386,9 +387,10 @@ class Leavers:
         return self._pop(line)
 
     def _pop(self, line: list[AdapterView]) -> AdapterView:
-        """The smallest claim leaves first; of those on a turn, the last. Most lines are never asked, or have one."""
-        if line is not self._on_turn:
-            by_claim(line, self._now)
+        """Claims are compared once somebody leaves: mostly nobody does. The smallest claim goes first."""
+        for views in self._unsorted:
+            by_claim(views, self._now)
+        self._unsorted = ()
         return line.pop()
 
 

@@ -235,7 +235,7 @@ class Group:
             return 0.0
         users: list[Sequence] = []
         rest = LEAST_REST
-        for sequences in (self.decoding, self.prefilling, self.rowless):
+        for sequences in (self.decoding, self.prefilling, self.rowless) if self.running else ():
             if sequences:
                 # The longest of the first requests of each kind tells about how long the adapter needs a slot.
                 rest = max(rest, self.expected_tokens(sequences[0]))

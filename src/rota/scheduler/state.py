@@ -6,6 +6,7 @@ import math
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Callable, Iterator
+from operator import itemgetter
 
 from rota.core.capacity import Capacity
 from rota.core.errors import Fault
@@ -27,6 +28,7 @@ from rota.scheduler.slots import SlotLedger
 # The due queue keeps adapters that have work and no slot in the order in which they are due.
 
 Place = tuple[float, AdapterId, Group]  # no two places share the first two, so groups are never compared
+_GROUP: Callable[[Place], Group] = itemgetter(2)
 
 
 class DueQueue:
@@ -44,8 +46,7 @@ class DueQueue:
 
     def __iter__(self) -> Iterator[Group]:
         """First due first, as the queue is now: a group that comes or goes meanwhile changes nothing."""
-        for _, _, group in self._places.copy():
-            yield group
+        return map(_GROUP, self._places.copy())
 
     def get(self, adapter_id: AdapterId) -> Group | None:
         due_at = self._due_at.get(adapter_id)
