@@ -375,7 +375,7 @@ class SchedulerState:
         if not self.rows.free:
             group = self.groups[self.rows.first_to_give()]
             self.lose_row((group.decoding or group.prefilling)[-1])
-            self.note_users(group)
+            self.rows.note_parked(group.adapter_id, group.rows)  # nothing else that orders absent adapters has changed
         sequence.row = self.rows.take()
         sequence.account.rows += 1
 
