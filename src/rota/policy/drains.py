@@ -76,8 +76,9 @@ class Reservation:
 class DrainingPolicy(SlotPolicy):
     """A policy under which residents drain; a subclass says which residents, and for which adapters."""
 
+    most_drains: int  # at a time; told by the slots that a pass sees
+
     def __init__(self) -> None:
-        self.most_drains = 0
         self._drains: dict[AdapterId, OpenDrain] = {}  # by victim
         self._reservations: dict[AdapterId, Reservation] = {}  # by beneficiary
         self._called_off: list[tuple[AdapterId, AdapterId]] = []  # since the last pass

@@ -395,7 +395,7 @@ class Turns:
                 idle.remove(leaver)
                 vacate(state, leaver, builder.now, SlotReason.IDLE)
                 self._mover.move_in(builder, group, SlotReason.RESIDENT_IDLE)
-            elif not is_reserved and self._admission.can_work(group):
+            elif self._admission.can_work(group):
                 return  # adapters that are due later have no better claim
             else:
                 continue
