@@ -64,6 +64,18 @@ def test_of_residents_whose_requests_cannot_start_the_one_with_the_youngest_leav
     assert left(stage) == [leaver]
 
 
+@pytest.mark.parametrize(("asked_at", "leavers"), [(1.0, [1]), (2.0, []), (3.0, [])])
+def test_an_idle_resident_whose_next_request_has_come_leaves_only_for_one_that_came_before_it(asked_at, leavers):
+    stage = Stage(slots=1)
+    stage.seat(1, max_new_tokens=1)
+    stage.ask("next", adapter=1, at=2.0)
+    stage.ask("other", adapter=2, at=asked_at)
+    plan = stage.step(at=4.0)
+
+    assert left(stage) == leavers
+    assert seated(plan) == ([] if leavers else ["next"])
+
+
 def test_a_resident_that_runs_never_leaves_under_wait():
     stage = Stage(slots=1, policy=WAIT)
     stage.seat(1)
