@@ -50,6 +50,24 @@ def test_a_waiting_request_learns_why_since_when_and_who_is_before_it():
     assert explained(stage, "cold0").position == 0
 
 
+def test_a_request_waits_for_a_reason_since_that_became_the_reason():
+    stage = Stage(adapters=0, rows=2, blocks=32)
+    stage.ask("long", prompt=400, max_new_tokens=100)
+    stage.ask("short", max_new_tokens=100)
+    stage.step()
+    stage.ask("waits", prompt=200, at=1.0)
+    for at in (1.0, 1.5):
+        stage.step(at=at)
+        answer = explained(stage, "waits")
+        assert (answer.reason, answer.since) == (Reason.NO_ROW, 1.0)
+
+    stage.leave("short")
+    for at in (2.0, 2.5):
+        stage.step(at=at)
+        answer = explained(stage, "waits")
+        assert (answer.reason, answer.since) == (Reason.NO_KV, 2.0)
+
+
 def test_one_that_runs_and_one_that_nobody_knows_say_so():
     stage = Stage(adapters=1, slots=1)
     stage.seat(1)
