@@ -45,6 +45,16 @@ def test_a_short_prompt_starts_beside_a_long_one_that_came_first_in_the_same_mom
     assert lengths(plan) == [CHUNK - 10, 10]
 
 
+def test_a_short_prompt_starts_beside_a_long_one_though_another_long_one_is_before_it_in_its_adapters_queue():
+    there = stage(adapters=1)
+    there.seat(1, max_new_tokens=1)
+    there.ask("long", prompt=1000, at=0.0)
+    there.ask("also long", adapter=1, prompt=1000, at=0.1)
+    there.ask("short", adapter=1, prompt=10, at=0.2)
+
+    assert seated(there.step(at=1.0)) == ["long", "short"]
+
+
 @pytest.mark.parametrize("waiting", [1, 300])
 def test_a_short_prompt_is_found_behind_any_number_of_long_ones(waiting):
     there = stage()
