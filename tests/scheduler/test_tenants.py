@@ -229,6 +229,22 @@ def test_a_tenant_whose_share_is_below_one_slot_still_gets_one():
     assert not stage.step().loads, "a second one would be more than its share"
 
 
+def test_a_tenant_that_runs_as_many_as_it_may_gets_no_slot_for_one_that_could_not_start():
+    stage = Stage(adapters=3, slots=2, rows=16)
+    for number in (1, 2):
+        stage.ask(f"many{number}", number, tenant="many", max_new_tokens=LONG)
+    full = Tenant(name="full", max_running=1)
+    stage.ask("runs", tenant=full, max_new_tokens=LONG)
+    stage.step()
+    stage.arrive(1, 2)
+    stage.step()
+
+    stage.ask("waits", 3, tenant=full, max_new_tokens=LONG)
+    assert not stage.step().loads
+    stage.leave("runs")
+    assert [load.adapter_id for load in stage.step().loads] == [3]
+
+
 def test_requests_find_each_others_kv_only_within_one_scope():
     stage = Stage(adapters=0, rows=8)
     prompt = tuple(range(100, 140))
