@@ -15,6 +15,7 @@ from rota.core.policy_config import PolicyConfig
 from rota.policy.slot_policies import SLOT_POLICIES, make_slot_policy
 from rota.runtime.loop import run
 from rota.scheduler import Scheduler
+from rota.scheduler.admission import LOOK_AHEAD
 from rota.sim import VirtualWorld
 from tests.builders import add_adapter, capacity, submit
 from tests.costs import constant_cost
@@ -60,6 +61,23 @@ def test_an_adapter_that_lacks_kv_does_not_keep_those_behind_it_from_being_read(
     stage.ask("small, on disk", adapter=2, prompt=4)
 
     assert fetched(stage.step()) == [2]
+
+
+@pytest.mark.parametrize(("lacking", "is_read"), [(LOOK_AHEAD - 1, True), (LOOK_AHEAD, False)])
+def test_behind_a_few_adapters_that_lack_kv_only_those_that_hold_kv_are_read(lacking, is_read):
+    *large, small, resident = range(1, lacking + 3)
+    lora = LoraConfig(max_loras_per_batch=1, max_loaded_loras=lacking + 1)
+    stage = Stage(adapters=0, slots=1, lora=lora, blocks=12)
+    for number in (small, *large, resident):
+        stage.tell(add_adapter(number))
+        stage.step()
+        stage.tell(AdapterFetched(adapter_id=AdapterId(number), at=0.0))
+    stage.seat(resident, prompt=40, max_new_tokens=40)
+    for number in large:
+        stage.ask(f"large{number}, at hand", adapter=number, at=-1.0, prompt=180)
+    stage.ask("small, on disk", adapter=small, prompt=4)
+
+    assert fetched(stage.step()) == ([small] if is_read else [])
 
 
 def test_pinned_adapters_that_share_one_place_in_host_memory_come_to_their_slots_one_after_the_other():

@@ -1,14 +1,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import count
 
 import pytest
 
 from rota.core.config import SchedulerConfig
 from rota.core.events import Admitted
 from rota.core.policy_config import PolicyConfig
+from rota.core.tenant import SOLE_TENANT
 from rota.scheduler import prefix
-from rota.scheduler.prefix import LOOKS_PER_KEY, MOST_LOOKS
+from rota.scheduler.accounts import Account
+from rota.scheduler.blocks import BlockLedger
+from rota.scheduler.prefix import LOOKS_PER_KEY, MOST_LOOKS, PrefixLookup, extend_keys
+from rota.scheduler.sequence import Sequence
+from tests.builders import request
 from tests.scheduler.stage import Stage, seated
 
 BLOCK = 16
@@ -124,3 +130,23 @@ def test_a_pass_hashes_no_more_however_many_long_prompts_wait(hashed, prompts):
         there.ask(f"r{number}", prompt=LONG)
 
     assert max(plan_until_seated(there, f"r{prompts - 1}", hashed)) <= MOST_KEYS + prompts
+
+
+def test_blocks_that_were_forgotten_while_a_prompt_waits_take_several_passes_too():
+    ledger = BlockLedger(MOST_LOOKS, block_size=1)
+    waits = Sequence(request(prompt=MOST_LOOKS + 1), MOST_LOOKS + 2, Account(SOLE_TENANT))
+    extend_keys(waits, MOST_LOOKS, 1)
+    for block, key in zip(ledger.allocate(MOST_LOOKS), waits.block_keys, strict=True):
+        ledger.publish(block, key)
+    lookup = PrefixLookup(ledger)
+
+    def is_complete() -> bool:
+        lookup.begin_pass(step_s=0.0)
+        return lookup.is_complete(waits)
+
+    def passes() -> int:
+        return next(number for number in count(1) if is_complete())
+
+    assert (passes(), waits.found) == (2, MOST_LOOKS)
+    ledger.forget()
+    assert (passes(), waits.found) == (2, 0)
