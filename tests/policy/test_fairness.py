@@ -26,8 +26,9 @@ def weights_of(*views: View) -> float:
     return sum(view.weight for view in views)
 
 
-def test_a_token_of_an_answer_costs_more_than_one_of_a_prompt():
-    assert units(prompt_tokens=100, decodes=0) < units(prompt_tokens=0, decodes=100)
+@pytest.mark.parametrize(("prompt_tokens", "decodes", "cost"), [(100, 0, 100), (0, 25, 100), (60, 10, 100), (0, 0, 0)])
+def test_a_token_of_an_answer_costs_as_much_as_four_of_a_prompt(prompt_tokens, decodes, cost):
+    assert units(prompt_tokens, decodes) == cost
 
 
 @pytest.mark.parametrize(

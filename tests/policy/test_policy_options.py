@@ -23,6 +23,11 @@ def test_a_threshold_above_0_without_a_policy_means_drain():
     assert policy_config({}) == PolicyConfig()
 
 
+def test_a_policy_that_does_not_exist_is_refused_by_the_flag_that_named_it():
+    assert refused({"lora_policy": "first"}).startswith("lora_policy: 'first' is not a policy; the policies are ")
+    assert refused({}, ("wait", "first")).startswith("compare: 'first' is not a policy; the policies are ")
+
+
 def test_a_flag_that_the_chosen_policy_does_not_read_is_refused_with_what_to_do():
     assert refused({"lora_policy": "wait", "lora_drain_wait_threshold": 2.0}) == (
         "lora_drain_wait_threshold is 2, but lora_policy 'wait' does not read it; "

@@ -38,6 +38,14 @@ def test_what_a_token_adds_is_seen_in_long_steps():
     assert times.expected_s(200) == pytest.approx(0.22)
 
 
+@pytest.mark.parametrize(("step_s", "token_s"), [(LONG_S, 0.0003), (math.nextafter(LONG_S, 0.0), 0.0)])
+def test_a_step_is_long_that_takes_no_less_than_a_long_one(step_s, token_s):
+    times = StepTimes(decodes_s=0.02)
+    times.note(100, step_s, LONG_S)
+
+    assert times.token_s == pytest.approx(token_s)
+
+
 def test_a_short_step_may_lower_what_a_token_adds_and_never_raise_it():
     """On a GPU a step with ten tokens may take as long as one with a hundred."""
     times = StepTimes(decodes_s=0.005)

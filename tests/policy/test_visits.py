@@ -7,7 +7,7 @@ import pytest
 from rota.core.ids import AdapterId
 from rota.policy.slot_policies.rotate import LATE_STEPS, STEADY_STEPS
 from rota.policy.slot_policy import Turn
-from rota.policy.visits import CROWD_TURN_STEPS, LOOK_EVERY, TURN_STEPS
+from rota.policy.visits import CROWD_TURN_STEPS, LOOK_EVERY, TURN_STEPS, least_promise_s
 from tests.policy.rotation import NOW, ago, newcomer, parked, resident, rotate_with, slots, turns
 from tests.policy.views import A, Absent, B, C, D, E, F, Slots, View
 
@@ -60,6 +60,18 @@ def test_prompts_that_came_after_a_newcomer_that_waits_too_long_keep_no_resident
     absent = [newcomer(D, since=ago(came)), newcomer(E, since=ago(1))]
     found = turns(rotate_with([LEAST]), slots([is_about_to_start_one], absent))
     assert found == ([Turn(A, D)] if leaves else [])
+
+
+def test_a_weight_scales_the_claim_by_which_settled_adapters_step_aside_and_come_back():
+    light, heavy = (A, {"claims": 10.0}), (B, {"claims": 6.0, "weight": 2.0})
+    policy = rotate_with([resident(one, **given) for one, given in (light, heavy)])
+    assert turns(policy, slots([resident(one, **given) for one, given in (light, heavy)], [newcomer(C)])) == [
+        Turn(A, C)
+    ]
+
+    visits = [resident(C, turn_steps=1, claims=1.0), resident(D, is_prefilling=True, claims=1.0)]
+    out = [parked(one, ran_at=ago(50), **given) for one, given in (light, heavy)]
+    assert turns(policy, slots(visits, out)) == [Turn(C, B)]
 
 
 def test_a_settled_adapter_whose_requests_lack_kv_steps_aside():
@@ -212,6 +224,10 @@ def test_what_can_be_promised_goes_by_a_turn_and_a_change_and_by_the_round_over_
     seen = slots(SETTLED, [parked(D), *(parked(AdapterId(100 + one)) for one in range(others))], copy_s=copy_s)
     policy.observe(seen, NOW)
     assert policy.promisable_s(seen) == pytest.approx(promised_s)
+
+
+def test_before_the_first_copy_the_least_promise_goes_by_a_turn_and_a_change_alone():
+    assert least_promise_s(0.01) == least_promise_s(0.01, copy_s=0.0) == pytest.approx(0.4)
 
 
 def test_nothing_can_be_promised_while_kv_is_short():

@@ -38,6 +38,16 @@ def test_no_resident_drains_for_a_priority_that_is_not_above_its_own():
     assert one.policy.draining_for == {}
 
 
+@pytest.mark.parametrize("policy", [Wait(), Drain(max_wait_s=3.0)])
+def test_no_resident_drains_for_a_priority_whose_request_lacks_more_than_a_slot(policy):
+    absent = Absent([view(A, waiting_since=0.0, priority=1)])
+    policy.observe(Slots(busy(B), absent, unable=frozenset({A})), now=1.0)
+    assert policy.draining_for == {}
+
+    policy.observe(Slots(busy(B), absent), now=1.1)
+    assert policy.draining_for == {B: A}
+
+
 def test_of_several_residents_the_one_with_the_lowest_priority_drains():
     one = Observed(Wait())
     residents = [view(B, running=1, remaining=5, priority=1), view(C, running=1, remaining=90)]
