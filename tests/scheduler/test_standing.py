@@ -97,7 +97,7 @@ def test_an_inspection_counts_who_waits_runs_and_is_parked_for_each_adapter_in_u
     answer = inspected(stage)
     stands = {one.adapter_id: (one.waiting, one.running, one.parked, one.oldest_at) for one in answer.adapters}
     assert stands == {0: (1, 0, 0, 0.5), 1: (0, 1, 0, None), 2: (1, 0, 0, 0.25)}
-    assert (answer.rows, answer.slots) == (1, 1)
+    assert (answer.steps, answer.rows, answer.slots) == (3, 1, 1)
     assert 0 < answer.blocks_used < answer.blocks
 
 
@@ -115,6 +115,18 @@ def test_whoever_is_admitted_can_say_what_it_waited_for():
     stage.step(at=0.75)
     (admitted,) = stage.said(Admitted)
     assert admitted.reasons == ()
+
+
+@pytest.mark.parametrize(("asked_at", "reasons"), [(0.25, (Reason.NOT_IN_SLOT,)), (0.5, ()), (0.75, ())])
+def test_a_request_has_waited_for_a_slot_if_it_came_before_its_adapter_was_there(asked_at, reasons):
+    stage = Stage(adapters=1, slots=1)
+    stage.ask("warm", adapter=1, at=0.0)
+    stage.step(at=0.5)
+    stage.arrive(1)
+    stage.ask("next", adapter=1, at=asked_at)
+    stage.step(at=1.0)
+
+    assert {one.request_id: one.reasons for one in stage.said(Admitted)}["next"] == reasons
 
 
 def test_a_step_that_only_computes_a_prompt_tells_how_long_it_took():
@@ -217,10 +229,10 @@ def test_a_tenant_is_not_told_how_many_adapters_of_others_wait():
 
 @pytest.mark.parametrize("only", [(), (1,), (2,), (1, 2, 3), (3, 9)])
 def test_numbers_of_some_adapters_and_of_the_others_in_sum_are_those_of_all(only):
-    stage = Stage(adapters=3, slots=1)
-    stage.seat(1)
+    stage = after_visits()
     stage.ask("cold", adapter=2, at=0.25)
     stage.ask("colder", adapter=3, at=0.5)
+    stage.ask("coldest", adapter=6, at=0.6)
     stage.ask("base", at=0.75)
     stage.tell(Inspect(stage.now))
     stage.tell(Inspect(stage.now, only))
@@ -237,9 +249,10 @@ def test_numbers_of_some_adapters_and_of_the_others_in_sum_are_those_of_all(only
             min(oldest, default=None),
         )
 
-    told = {0, *only} & {0, 1, 2, 3}
+    assert sum(one.parked for one in whole.adapters) == 4
+    told = {0, *only} & {*range(7)}
     assert {one.adapter_id for one in brief.adapters} == told
     assert (whole.is_whole, brief.is_whole) == (True, False)
     assert numbers(brief.adapters) == numbers(one for one in whole.adapters if one.adapter_id in told)
     assert numbers([brief.others]) == numbers(one for one in whole.adapters if one.adapter_id not in told)
-    assert set(brief.absent) == {2, 3}
+    assert set(brief.absent) == {2, 3, 4, 5, 6}
