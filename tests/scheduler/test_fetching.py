@@ -24,10 +24,11 @@ from tests.scheduler.stage import Stage
 from tests.worlds import endings, serve
 
 
-def on_disk(host_adapters: int, *adapters: int, policy: str = "wait") -> Stage:
+def on_disk(host_adapters: int, *adapters: int, policy: str = "wait", max_stall_ms: float | None = None) -> Stage:
     """One slot, and room in host memory for the last of the adapters that were added."""
     lora = LoraConfig(max_loras_per_batch=1, max_loaded_loras=host_adapters)
-    stage = Stage(adapters=0, slots=1, policy=PolicyConfig(lora_policy=policy), lora=lora)
+    config = PolicyConfig(lora_policy=policy, lora_max_stall_ms=max_stall_ms)
+    stage = Stage(adapters=0, slots=1, policy=config, lora=lora)
     for number in adapters:
         stage.tell(add_adapter(number))
         stage.step()
@@ -47,6 +48,29 @@ def test_the_adapter_that_is_next_in_line_is_read_while_it_waits_for_a_slot(poli
 
     assert fetched(stage.step()) == [2]
     assert fetched(stage.step()) == [], "it is on its way"
+
+
+@pytest.mark.parametrize(
+    ("policy", "max_stall_ms", "leaves"), [("wait", None, True), ("rotate", None, True), ("rotate", 1000.0, False)]
+)
+def test_an_adapter_that_runs_in_its_slot_leaves_host_memory_for_the_next_unless_a_pause_is_promised(
+    policy, max_stall_ms, leaves
+):
+    stage = on_disk(1, 2, 1, policy=policy, max_stall_ms=max_stall_ms)
+    stage.seat(1)
+    stage.ask("next", adapter=2)
+    plan = stage.step()
+
+    assert (fetched(plan), [*plan.drops]) == (([2], [1]) if leaves else ([], []))
+
+
+def test_adapters_that_have_room_in_host_memory_are_read_in_one_order_if_they_would_come_next():
+    stage = on_disk(4, 2, 3, 4, 5, 6, 7, 1)
+    stage.seat(1)
+    for number in (2, 3, 4):
+        stage.ask(f"cold{number}", adapter=number)
+
+    assert fetched(stage.step()) == [2, 3, 4]
 
 
 def test_an_adapter_that_lacks_kv_does_not_keep_those_behind_it_from_being_read():
