@@ -127,6 +127,31 @@ def test_within_a_tenants_share_its_short_prompts_pass_its_long_one():
     assert sum(by_row.values()) <= CHUNK
 
 
+def test_in_a_queue_a_tenants_long_prompts_that_wait_for_a_turn_do_not_keep_other_tenants_waiting():
+    there = stage()
+    a, b = Tenant(name="a"), Tenant(name="b")
+    there.ask("b has got more", prompt=4 * CHUNK, tenant=b, max_new_tokens=400)
+    for _ in range(4):
+        there.step()
+    there.ask("long-a", prompt=1000, tenant=a)
+    there.step()
+    there.ask("also-long-a", prompt=1000, tenant=a)
+    there.ask("short-b", prompt=8, tenant=b)
+
+    assert seated(there.step()) == ["short-b"]
+
+
+@pytest.mark.parametrize(("chunk", "planned"), [(3, [1, 1, 1]), (9, [3, 3, 3])])
+def test_however_small_a_step_is_each_tenants_prompt_goes_on(chunk, planned):
+    there = Stage(adapters=0, rows=3, config=SchedulerConfig(chunked_prefill_size=chunk))
+    for number in range(3):
+        there.ask(f"r{number}", prompt=100, tenant=f"tenant{number}")
+    for _ in range(6):
+        there.step()
+
+    assert sorted(lengths(there.step()), reverse=True) == planned
+
+
 @pytest.mark.parametrize(("decodes", "prompt"), [(0, 64), (1, 48), (16, 48), (17, 32), (48, 16), (49, 15), (63, 1)])
 def test_decodes_count_in_the_steps_in_which_they_are_computed_as_long_as_something_is_left(decodes, prompt):
     there = stage(row_step=16)
