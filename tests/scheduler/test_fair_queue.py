@@ -50,6 +50,30 @@ def test_tenants_come_in_turn_and_the_line_is_as_it_was():
     assert queue.next().request_id == "c0"
 
 
+def test_a_tenant_that_left_while_its_place_was_taken_does_not_come_back_with_it():
+    a, b = Account(Tenant(name="a")), Account(Tenant(name="b"))
+    b.service_s = 1.0
+    brief = sequence("a0", a)
+    queue = queue_of(brief, sequence("b0", b))
+    place = queue.pass_over()
+    queue.remove(brief)
+    queue.give_back(place)
+    assert queue.next().request_id == "b0"
+
+
+def test_nor_does_one_get_its_old_place_that_has_come_back_to_another():
+    a, b = Account(Tenant(name="a")), Account(Tenant(name="b"))
+    brief = sequence("a0", a)
+    queue = queue_of(brief, sequence("b0", b))
+    place = queue.pass_over()
+    queue.remove(brief)
+    b.service_s = 1.0
+    a.service_s = 2.0
+    queue.push(sequence("a1", a))
+    queue.give_back(place)
+    assert [one.request_id for one in queue.in_turn(9)] == ["b0", "a1"]
+
+
 def test_a_tenant_that_comes_and_goes_leaves_nothing_in_the_line():
     a, b = Account(Tenant(name="a")), Account(Tenant(name="b"))
     queue = queue_of(sequence("a0", a))

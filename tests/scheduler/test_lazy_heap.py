@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rota.core.tenant import SOLE_TENANT
 from rota.scheduler.accounts import Account
@@ -53,6 +57,32 @@ def test_one_that_leaves_from_the_middle_is_not_met_again():
 
     assert queue.first() is last
     assert list(queue) == [last]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["put", "remove", "take", "give back"]), st.integers(0, 5), st.integers(0, 3)))
+)
+def test_whoever_comes_moves_leaves_and_is_taken_for_a_while_the_first_is_known(acts):
+    queue, here, taken = LazyHeap[int](), dict[int, tuple[int, int]](), list[Any]()
+    for number, (act, key, order) in enumerate(acts):
+        if act == "put":
+            queue.put(key, (order,))
+            here[key] = (order, number)
+            taken = [one for one in taken if one[0][2] != key]
+        elif act == "remove":
+            queue.remove(key)
+            here.pop(key, None)
+        elif act == "take" and here:
+            entry = queue.take()
+            taken.append((entry, here.pop(entry[2])))
+        elif act == "give back" and taken:
+            entry, place = taken.pop()
+            queue.give_back(entry)
+            here[entry[2]] = place
+
+        assert queue.first() == min(here, key=here.__getitem__, default=None)
+        assert (len(queue), {*queue}) == (len(here), {*here})
+        assert all(queue.order_of(key) == (place[0],) for key, place in here.items())
 
 
 def test_those_who_leave_behind_one_who_stays_are_let_go():
