@@ -99,6 +99,16 @@ def test_a_client_that_leaves_gets_no_embedding():
     assert ended["stays"].embedding is not None
 
 
+@pytest.mark.parametrize("token", [0, 1])
+def test_the_token_behind_a_prompt_that_is_pooled_is_not_read(token):
+    state = Scheduler(SchedulerConfig(), capacity())
+    state.apply(submit("pooled", prompt=5, pooling="last"))
+    result = StepResult(at=0.0, tokens=(token,), pooled=((2.0, 1.0),))
+    (end,) = endings(state.commit(state.plan(0.0), result)).values()
+
+    assert (end.reason, end.embedding) == (FinishReason.STOP, (2.0, 1.0))
+
+
 def test_hidden_states_that_are_not_numbers_are_no_embedding():
     state = Scheduler(SchedulerConfig(), capacity())
     state.apply(submit("pooled", prompt=5, pooling="last"))

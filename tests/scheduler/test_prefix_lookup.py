@@ -12,7 +12,7 @@ from rota.core.tenant import SOLE_TENANT
 from rota.scheduler import prefix
 from rota.scheduler.accounts import Account
 from rota.scheduler.blocks import BlockLedger
-from rota.scheduler.prefix import LOOKS_PER_KEY, MOST_LOOKS, PrefixLookup, extend_keys
+from rota.scheduler.prefix import LOOKS_PER_KEY, MOST_LOOKS, PrefixLookup, extend_keys, findable
 from rota.scheduler.sequence import Sequence
 from tests.builders import request
 from tests.scheduler.stage import Stage, seated
@@ -150,3 +150,23 @@ def test_blocks_that_were_forgotten_while_a_prompt_waits_take_several_passes_too
     assert (passes(), waits.found) == (2, MOST_LOOKS)
     ledger.forget()
     assert (passes(), waits.found) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "scored", "blocks"),
+    [
+        ({}, None, 3),  # the last token of a prompt of four blocks is computed in any case
+        ({"pooling": "last"}, None, 3),
+        ({"pooling": "mean"}, None, 0),
+        ({"prompt_logprobs": 1}, None, 0),
+        # Scored up to a token before a preemption: the token before that one is computed again.
+        ({"prompt_logprobs": 1}, 2 * BLOCK, 1),
+        ({"prompt_logprobs": 1}, 2 * BLOCK + 1, 2),
+        ({"prompt_logprobs": 1}, 4 * BLOCK, 3),
+    ],
+)
+def test_no_block_is_looked_up_whose_states_or_scores_are_wanted(fields, scored, blocks):
+    asked = Sequence(request(prompt=4 * BLOCK, **fields), 5 * BLOCK, Account(SOLE_TENANT))
+    asked.scored = asked.scored if scored is None else scored
+
+    assert findable(asked, BLOCK) == blocks

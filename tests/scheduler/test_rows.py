@@ -187,6 +187,7 @@ def test_whichever_adapter_has_its_turn_there_is_a_row_for_each_of_its_sequences
         "in the second adapter's turn two rows are needed beside two of the base"
     )
     stage.ask("first again", adapter=1, **LONG)
+    stage.ask("second again", adapter=2, **LONG)
     for _ in range(6):
         turn(stage)
         stage.step()
@@ -194,6 +195,7 @@ def test_whichever_adapter_has_its_turn_there_is_a_row_for_each_of_its_sequences
         assert not any(group.rowless for group in open_groups)
 
     assert of(stage, "first again").holds_kv, "the first adapter has no more than the second then"
+    assert not of(stage, "second again").holds_kv, "it would be one too many beside the base"
 
 
 def test_one_that_holds_kv_goes_before_newcomers():

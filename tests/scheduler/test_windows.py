@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from rota.core.config import SchedulerConfig
 from rota.core.events import Admitted, Finished, Preempted
 from tests.scheduler.stage import Stage
@@ -43,6 +45,15 @@ def test_blocks_of_a_prompt_are_given_back_chunk_by_chunk():
     assert held(stage) == 12 - 3
     stage.step()
     assert held(stage) == 12 - 7
+
+
+@pytest.mark.parametrize(("prompt", "blocks"), [(2 * BLOCK - 2, 2), (2 * BLOCK - 1, 1)])
+def test_a_block_is_held_as_long_as_the_next_token_sees_one_of_its_tokens(prompt, blocks):
+    """The next token is in its own window too."""
+    stage = Stage(adapters=0, window=BLOCK)
+    stage.ask("long", prompt=prompt, max_new_tokens=9)
+    stage.step()
+    assert held(stage) == blocks
 
 
 def test_a_prefix_is_found_again_although_its_blocks_were_given_back():
