@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from rota.core.config import SchedulerConfig
 from rota.core.errors import FaultCode
 from rota.core.events import Admitted, Finished, Preempted
@@ -128,11 +130,26 @@ def test_nothing_is_preempted_for_a_request_that_would_not_fit_all_the_same():
         stage.ask(f"{tenant}-new", tenant=tenant, prompt=30, max_new_tokens=20)
     stage.step()
     stage.ask("large", tenant="large", prompt=350, max_new_tokens=4)
+    stage.ask("small", tenant="small", prompt=10, max_new_tokens=4)
+    assert seated(stage.step()) == ["small"]
     for _ in range(10):
         stage.step()
 
     assert preempted(stage) == [], "the two old sequences alone leave too little"
     assert stage.why("large") == Reason.NO_KV
+
+
+def test_a_tenant_has_got_what_its_tokens_cost_for_its_weight():
+    stage = Stage(adapters=0, rows=8)
+    stage.ask("light", tenant="light", max_new_tokens=LONG)
+    crowd(stage, 3, Tenant(name="heavy", weight=2.0))
+    stage.step()
+    accounts = stage.scheduler._state.accounts.active
+    before = {name: account.service_s for name, account in accounts.items()}
+    stage.step()
+    got = {name: account.service_s - before[name] for name, account in accounts.items()}
+
+    assert got["heavy"] == pytest.approx(3 * got["light"] / 2)
 
 
 def test_a_large_request_is_not_overtaken_for_ever_by_small_ones_of_other_tenants():

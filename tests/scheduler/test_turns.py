@@ -120,6 +120,16 @@ def test_nobody_steps_aside_for_a_request_that_could_not_start_anyway():
         assert stage.step(at=float(second)).loads == ()
 
 
+@pytest.mark.parametrize(("prompt", "comes"), [(32, True), (33, False)])
+def test_nobody_steps_aside_for_a_prompt_that_would_leave_the_settled_too_little_kv_to_finish(prompt, comes):
+    """The settled adapter holds 9 of 20 blocks and may need as many more, so two are left for others."""
+    stage = Stage(slots=1, policy=ROTATE, blocks=20)
+    stage.seat(1, prompt=130)
+    stage.ask("newcomer", adapter=2, prompt=prompt, max_new_tokens=400)
+
+    assert loads(stage.step(at=1.0)) == ([2] if comes else [])
+
+
 def test_with_a_single_row_adapters_take_turns_at_it():
     stage = Stage(slots=1, policy=ROTATE, rows=1)
     stage.seat(1)
