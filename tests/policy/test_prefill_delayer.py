@@ -96,6 +96,11 @@ def test_the_first_prompt_after_idle_is_not_held_back_and_the_second_is():
     assert ask(one).reason is DelayOutcome.DELAY
 
 
+def test_the_very_first_prompts_have_waited_for_nothing():
+    first = ask(delayer(batch=0, is_idle=True), running=0)
+    assert (first.reason, first.passes, first.waited_s) == (DelayOutcome.NO_WAIT, 0, 0.0)
+
+
 def test_a_delay_keeps_the_moment_it_began():
     one = delayed(2, started_at=1.0)
     assert ask(one, now=1.5).waited_s == 0.5

@@ -7,6 +7,7 @@ from dataclasses import replace
 from rota.core.config import SchedulerConfig
 from rota.core.events import Admitted, PrefillsReleased
 from rota.core.policy_config import PolicyConfig
+from rota.core.tenant import Tenant
 from tests.scheduler.stage import Stage, seated
 
 ROTATE = PolicyConfig(lora_policy="rotate")
@@ -76,6 +77,26 @@ def test_requests_whose_adapter_is_absent_do_not_count_as_a_queue():
     stage.step()
     for number in range(20):
         stage.ask(f"cold{number}", adapter=2)
+    stage.ask("warm", adapter=1)
+    assert stage.step(at=1.0).seats == (), "one could run, and four are wanted"
+
+    for number in range(3):
+        stage.ask(f"warmer{number}", adapter=1)
+    assert len(stage.step(at=1.1).seats) == 4
+
+
+def test_requests_of_a_tenant_that_runs_as_many_as_it_may_do_not_count_as_a_queue():
+    policy = PolicyConfig(lora_policy="wait", enable_prefill_delayer=True, prefill_delayer_queue_min_ratio=0.5)
+    stage = Stage(slots=1, rows=32, policy=policy)
+    full = Tenant(name="full", max_running=1)
+    stage.ask("runs", tenant=full, max_new_tokens=400)
+    for number in range(7):
+        stage.ask(f"r{number}", prompt=1, adapter=1, max_new_tokens=400)
+    stage.step()
+    stage.arrive(1)
+    stage.step()
+    for number in range(9):
+        stage.ask(f"waits{number}", tenant=full)
     stage.ask("warm", adapter=1)
     assert stage.step(at=1.0).seats == (), "one could run, and four are wanted"
 

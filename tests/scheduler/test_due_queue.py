@@ -1,9 +1,17 @@
 from __future__ import annotations
 
+import math
+
+import pytest
+
 from rota.core.adapter import Adapter
-from rota.core.ids import AdapterId
+from rota.core.ids import AdapterId, Row
+from rota.core.tenant import SOLE_TENANT
+from rota.scheduler.accounts import Account
 from rota.scheduler.adapter_state import AnswerLengths, Group
+from rota.scheduler.sequence import Phase, Sequence
 from rota.scheduler.state import DueQueue
+from tests.builders import request
 
 
 def group(number: int) -> Group:
@@ -12,6 +20,33 @@ def group(number: int) -> Group:
 
 def numbers(queue: DueQueue) -> list[int]:
     return [one.adapter_id for one in queue]
+
+
+@pytest.mark.parametrize(
+    ("computing", "parked", "answering", "waiting", "due_at"),
+    [
+        ([3.0, 1.0], [], [], [], 1.0),
+        ([3.0], [2.0], [], [], 2.0),
+        ([3.0], [], [1.0], [], 3.0),  # this one has its first token
+        ([3.0], [], [], [4.0, 2.0], 2.0),
+        ([], [], [1.0], [], math.inf),
+    ],
+)
+def test_a_first_token_is_due_to_the_oldest_request_that_has_none(computing, parked, answering, waiting, due_at):
+    one, account = group(1), Account(SOLE_TENANT)
+    for at in (*computing, *parked, *answering, *waiting):
+        one.enter(account)
+        made = Sequence(request(f"r{at}", adapter=AdapterId(1), arrived_at=at), 10, account)
+        if at in waiting:
+            one.queue.push(made)
+            continue
+        made.tokens.extend([7] * (at in answering))
+        made.row = Row(0)
+        one.join(made, Phase.DECODE if at in answering else Phase.PREFILL)
+        if at in parked:
+            one.lose_row(made)
+
+    assert one.first_token_due_at == due_at
 
 
 def test_the_first_due_stands_first_and_ties_go_by_id():

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from rota.core.config import LoraConfig, SchedulerConfig
-from rota.core.events import Event
+from rota.core.events import Event, HostChanged, HostState
 from rota.core.ids import AdapterId
 from rota.core.messages import AdapterFetched, AdapterReady, Message
 from rota.core.plan import StepPlan
@@ -102,6 +102,37 @@ def test_behind_a_few_adapters_that_lack_kv_only_those_that_hold_kv_are_read(lac
     stage.ask("small, on disk", adapter=small, prompt=4)
 
     assert fetched(stage.step()) == ([small] if is_read else [])
+
+
+def test_with_a_promise_adapters_without_requests_leave_their_copies_one_at_a_time():
+    policy = PolicyConfig(lora_policy="rotate", lora_max_stall_ms=1000.0)
+    stage = Stage(adapters=0, slots=2, policy=policy, lora=LoraConfig(max_loaded_loras=2))
+    for number in (3, 4, 1, 2):
+        stage.tell(add_adapter(number))
+        stage.step()
+        stage.tell(AdapterFetched(adapter_id=AdapterId(number), at=0.0))
+    stage.seat(1, 2, max_new_tokens=1)
+    for number in (3, 4):
+        stage.ask(f"cold{number}", adapter=number)
+    plan = stage.step()
+
+    assert (len(plan.drops), len(fetched(plan))) == (1, 1)
+
+
+def test_only_an_adapter_that_lies_in_host_memory_takes_room_there():
+    stage = on_disk(1, 2, 1)
+    stage.step()
+    stage.said(HostChanged)
+    stage.ask("cold", adapter=2)
+    stage.step()
+    stage.tell(AdapterFetched(adapter_id=AdapterId(2), at=0.0, size_bytes=5))
+    stage.step()
+
+    assert [(one.adapter_id, one.state, one.size_bytes) for one in stage.said(HostChanged)] == [
+        (1, HostState.GONE, 0),
+        (2, HostState.READING, 0),
+        (2, HostState.HELD, 5),
+    ]
 
 
 def test_pinned_adapters_that_share_one_place_in_host_memory_come_to_their_slots_one_after_the_other():

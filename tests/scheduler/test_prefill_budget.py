@@ -129,14 +129,11 @@ def test_within_a_tenants_share_its_short_prompts_pass_its_long_one():
 
 def test_in_a_queue_a_tenants_long_prompts_that_wait_for_a_turn_do_not_keep_other_tenants_waiting():
     there = stage()
-    a, b = Tenant(name="a"), Tenant(name="b")
-    there.ask("b has got more", prompt=4 * CHUNK, tenant=b, max_new_tokens=400)
-    for _ in range(4):
-        there.step()
-    there.ask("long-a", prompt=1000, tenant=a)
+    comes_first = Tenant(name="a", priority=1)
+    there.ask("long-a", prompt=1000, tenant=comes_first)
     there.step()
-    there.ask("also-long-a", prompt=1000, tenant=a)
-    there.ask("short-b", prompt=8, tenant=b)
+    there.ask("also-long-a", prompt=1000, tenant=comes_first)
+    there.ask("short-b", prompt=8, tenant="b")
 
     assert seated(there.step()) == ["short-b"]
 

@@ -8,6 +8,8 @@ from rota.core.config import SchedulerConfig
 from rota.core.errors import FaultCode
 from rota.core.events import Admitted, Finished, Preempted
 from rota.core.tenant import Tenant
+from rota.policy.fairness import gives_up
+from rota.scheduler import preemption
 from rota.scheduler.sequence import Reason
 from tests.counting import calls_in
 from tests.scheduler.stage import Stage, seated
@@ -271,6 +273,24 @@ def test_requests_find_each_others_kv_only_within_one_scope():
         stage.now += 1.0
 
     assert [event.cached_tokens for event in stage.said(Admitted)] == [0, 0, 32, 0]
+
+
+def test_what_no_tenant_gives_up_is_asked_for_once_a_pass_however_many_wait(monkeypatch):
+    stage = Stage(adapters=0, rows=8)
+    for number in range(40):
+        stage.ask(f"r{number}", tenant=f"tenant{number}", max_new_tokens=LONG)
+    stage.step()
+    asked = []
+
+    def counted(*given):
+        asked.append(given)
+        return gives_up(*given)
+
+    monkeypatch.setattr(preemption, "gives_up", counted)
+    stage.step()
+
+    assert len(asked) == 1
+    assert preempted(stage) == []
 
 
 def test_a_pass_over_a_thousand_tenants_costs_as_much_as_over_fifty():
