@@ -9,7 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rota.core.config import LoraConfig, SchedulerConfig
-from rota.core.events import Admitted, Explained, Finished, FinishReason, Inspected, Preempted, Whereabouts
+from rota.core.events import (
+    Admitted,
+    Explained,
+    Finished,
+    FinishReason,
+    Inspected,
+    Preempted,
+    SlotChanged,
+    SlotState,
+    Whereabouts,
+)
 from rota.core.ids import AdapterId, RequestId, Row
 from rota.core.messages import Explain, Inspect, Message
 from rota.core.plan import StepPlan
@@ -196,6 +206,26 @@ def test_whichever_adapter_has_its_turn_there_is_a_row_for_each_of_its_sequences
 
     assert of(stage, "first again").holds_kv, "the first adapter has no more than the second then"
     assert not of(stage, "second again").holds_kv, "it would be one too many beside the base"
+
+
+@pytest.mark.parametrize(("rows", "starts"), [(4, []), (5, ["again"])])
+def test_one_more_starts_only_if_each_that_is_parked_would_have_a_row_beside_it(rows, starts):
+    stage = Stage(adapters=3, slots=2, policy=TURNS, rows=rows)
+    for number in range(3):
+        stage.ask(f"parked{number}", adapter=3, **LONG)
+    stage.step()
+    stage.arrive(3)
+    stage.step(at=0.5)
+    stage.ask("runs", adapter=1, **LONG)
+    stage.step()
+    stage.arrive(1)
+    stage.step()
+    stage.ask("comes", adapter=2, **LONG)
+    stage.ask("again", adapter=1, **LONG)
+    plan = stage.step(at=4.0)
+
+    assert [event.adapter_id for event in stage.said(SlotChanged) if event.state is SlotState.EMPTY] == [3]
+    assert seated(plan) == starts
 
 
 def test_one_that_holds_kv_goes_before_newcomers():

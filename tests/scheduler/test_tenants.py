@@ -11,6 +11,7 @@ from rota.core.tenant import Tenant
 from rota.policy.fairness import gives_up
 from rota.scheduler import preemption
 from rota.scheduler.sequence import Reason
+from rota.scheduler.turns import MOST_COPIES
 from tests.counting import calls_in
 from tests.scheduler.stage import Stage, seated
 
@@ -262,6 +263,19 @@ def test_a_tenant_that_runs_as_many_as_it_may_gets_no_slot_for_one_that_could_no
     assert not stage.step().loads
     stage.leave("runs")
     assert [load.adapter_id for load in stage.step().loads] == [3]
+
+
+def test_slots_that_tenants_get_at_once_are_no_more_than_copies_may_be_under_way():
+    stage = Stage(adapters=9, slots=5, rows=16)
+    for number in range(1, 6):
+        stage.ask(f"many{number}", number, tenant="many", max_new_tokens=LONG)
+    stage.step()
+    stage.arrive(1, 2, 3, 4, 5)
+    stage.step()
+    for number in (6, 7, 8, 9):
+        stage.ask(f"one{number}", number, tenant=f"tenant{number}", max_new_tokens=LONG)
+
+    assert len(stage.step().loads) == MOST_COPIES
 
 
 def test_requests_find_each_others_kv_only_within_one_scope():

@@ -64,6 +64,20 @@ def test_of_residents_whose_requests_cannot_start_the_one_with_the_youngest_leav
     assert left(stage) == [leaver]
 
 
+def test_while_a_slot_is_unused_any_adapter_comes_into_it_though_its_request_cannot_start_yet():
+    full = Tenant(name="full", max_running=1)
+    stage = Stage(slots=2)
+    stage.seat(1, 2, max_new_tokens=1)
+    stage.ask("holds", tenant=full, max_new_tokens=400)
+    stage.step()
+    stage.ask("waits", adapter=1, tenant=full)
+    stage.step(at=1.0)
+    stage.ask("newcomer", adapter=3, tenant=full)
+
+    assert loads(stage.step(at=2.0)) == [3]
+    assert left(stage) == [2]
+
+
 @pytest.mark.parametrize(("asked_at", "leavers"), [(1.0, [1]), (2.0, []), (3.0, [])])
 def test_an_idle_resident_whose_next_request_has_come_leaves_only_for_one_that_came_before_it(asked_at, leavers):
     stage = Stage(slots=1)
