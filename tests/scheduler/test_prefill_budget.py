@@ -15,8 +15,8 @@ from tests.scheduler.stage import Stage, seated
 CHUNK = 64
 
 
-def stage(**found) -> Stage:
-    config = SchedulerConfig(chunked_prefill_size=CHUNK, enable_prefix_caching=False)
+def stage(chunk: int = CHUNK, **found) -> Stage:
+    config = SchedulerConfig(chunked_prefill_size=chunk, enable_prefix_caching=False)
     return Stage(**{"blocks": 4096, "rows": 64, "max_sequence_tokens": 4096, **found}, config=config)
 
 
@@ -149,9 +149,12 @@ def test_however_small_a_step_is_each_tenants_prompt_goes_on(chunk, planned):
     assert sorted(lengths(there.step()), reverse=True) == planned
 
 
-@pytest.mark.parametrize(("decodes", "prompt"), [(0, 64), (1, 48), (16, 48), (17, 32), (48, 16), (49, 15), (63, 1)])
-def test_decodes_count_in_the_steps_in_which_they_are_computed_as_long_as_something_is_left(decodes, prompt):
-    there = stage(row_step=16)
+@pytest.mark.parametrize(
+    ("chunk", "decodes", "prompt"),
+    [(64, 0, 64), (64, 1, 48), (64, 16, 48), (64, 17, 32), (64, 48, 16), (64, 49, 15), (64, 63, 1), (65, 49, 1)],
+)
+def test_decodes_count_in_the_steps_in_which_they_are_computed_as_long_as_something_is_left(chunk, decodes, prompt):
+    there = stage(chunk, row_step=16)
     for number in range(decodes):
         there.ask(f"short{number}", prompt=1, max_new_tokens=400)
     there.step()

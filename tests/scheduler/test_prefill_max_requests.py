@@ -45,6 +45,22 @@ def test_a_prompt_that_has_begun_counts_and_always_goes_on():
     assert [[chunk.length for chunk in step] for step in chunks] == [[16], [8], [2]]
 
 
+def test_a_prompt_that_starts_counts_though_no_token_of_it_fits_behind_its_long_prefix():
+    stage = stage_of(2, deep_prefix=16)
+    prefix = tuple(range(3, 3 + 128))
+    stage.ask("cached", prompt=(*prefix, 1), max_new_tokens=1)
+    for _ in range(3):
+        stage.step()
+    stage.ask("a short one is open", prompt=1, max_new_tokens=400)
+    stage.step()
+    for number in range(3):
+        stage.ask(f"r{number}", prompt=(*prefix, *[number] * 60))
+    plan = stage.step()
+
+    assert seated(plan) == ["r0", "r1"]
+    assert len(plan.chunks) == 1, "behind 128 tokens one takes nine times as long"
+
+
 def test_the_delayer_waits_for_no_more_prompts_than_may_start():
     policy = PolicyConfig(lora_policy="wait", enable_prefill_delayer=True, prefill_delayer_queue_min_ratio=0.5)
     stage = stage_of(2, policy=policy)

@@ -368,6 +368,21 @@ def test_a_tenant_below_its_share_of_rows_gets_one_for_its_sequence_that_holds_k
     assert [event.request_id for event in stage.said(Preempted)] == ["burst2"]
 
 
+def test_no_tenant_gives_up_its_last_row_though_another_sequence_of_it_holds_kv():
+    stage = Stage(adapters=0, rows=2)
+    for number in range(2):
+        stage.ask(f"burst{number}", tenant="burst", **LONG)
+    stage.step()
+    stage.scheduler._state.lose_row(of(stage, "burst1"))
+    of(stage, "burst1").steps_in_flight += 1  # so that it does not sit down at once
+    stage.ask("second", tenant="second", **LONG)
+    assert seated(stage.step()) == ["second"]
+    stage.ask("third", tenant="third", **LONG)
+
+    assert seated(stage.step()) == []
+    assert stage.said(Preempted) == []
+
+
 def test_the_delayer_counts_the_rows_of_sequences_that_run():
     policy = replace(TURNS, enable_prefill_delayer=True, prefill_delayer_queue_min_ratio=0.5)
     stage = Stage(slots=1, policy=policy, rows=8)

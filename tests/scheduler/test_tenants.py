@@ -6,7 +6,7 @@ import pytest
 
 from rota.core.config import SchedulerConfig
 from rota.core.errors import FaultCode
-from rota.core.events import Admitted, Finished, Preempted
+from rota.core.events import Admitted, Finished, Preempted, SlotChanged, SlotState
 from rota.core.tenant import Tenant
 from rota.policy.fairness import gives_up
 from rota.scheduler import preemption
@@ -263,6 +263,23 @@ def test_a_tenant_that_runs_as_many_as_it_may_gets_no_slot_for_one_that_could_no
     assert not stage.step().loads
     stage.leave("runs")
     assert [load.adapter_id for load in stage.step().loads] == [3]
+
+
+def test_of_tenants_above_their_share_the_one_with_most_slots_for_its_weight_gives_one_up():
+    stage = Stage(adapters=6, slots=5, rows=16)
+    for number in (1, 2):
+        stage.ask(f"light{number}", number, tenant="light", max_new_tokens=LONG)
+    for number in (3, 4, 5):
+        stage.ask(f"heavy{number}", number, tenant=Tenant(name="heavy", weight=2.0), max_new_tokens=LONG)
+    stage.step()
+    stage.arrive(1, 2, 3, 4, 5)
+    stage.step()
+    stage.said(SlotChanged)
+    stage.ask("one", 6, tenant="one", max_new_tokens=LONG)
+    stage.step()
+
+    (leaver,) = (one.adapter_id for one in stage.said(SlotChanged) if one.state is SlotState.EMPTY)
+    assert leaver in (1, 2), "two for a weight of one, and three for a weight of two"
 
 
 def test_slots_that_tenants_get_at_once_are_no_more_than_copies_may_be_under_way():
