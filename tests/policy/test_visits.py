@@ -7,7 +7,7 @@ import pytest
 from rota.core.ids import AdapterId
 from rota.policy.slot_policies.rotate import LATE_STEPS, STEADY_STEPS
 from rota.policy.slot_policy import Turn
-from rota.policy.visits import CROWD_TURN_STEPS, LOOK_EVERY, TURN_STEPS, least_promise_s
+from rota.policy.visits import CROWD_TURN_STEPS, LOOK_EVERY, TURN_STEPS, VISITS_AHEAD, least_promise_s
 from tests.policy.rotation import NOW, ago, newcomer, parked, resident, rotate_with, slots, turns
 from tests.policy.views import A, Absent, B, C, D, E, F, Slots, View
 
@@ -109,6 +109,13 @@ def test_a_newcomer_that_lacks_kv_or_is_still_being_read_is_passed_over():
     absent = [newcomer(D, since=ago(3)), newcomer(E, since=ago(2)), newcomer(F, since=ago(1))]
     seen = slots(SETTLED, absent, unable=frozenset({D}), being_read=frozenset({E}))
     assert [turn.successor for turn in turns(rotate_with(SETTLED), seen)] == [F]
+
+
+@pytest.mark.parametrize(("lacking", "comes"), [(VISITS_AHEAD - 1, True), (VISITS_AHEAD, False)])
+def test_no_more_than_a_few_newcomers_that_lack_kv_are_passed_over(lacking, comes):
+    before = [newcomer(AdapterId(100 + one), since=ago(9)) for one in range(lacking)]
+    seen = slots(SETTLED, [*before, newcomer(D)], unable=frozenset(one.adapter_id for one in before))
+    assert turns(rotate_with(SETTLED), seen) == ([Turn(A, D)] if comes else [])
 
 
 @pytest.mark.parametrize("pause", [30, 132, 10_000])

@@ -49,6 +49,20 @@ def test_a_first_token_is_due_to_the_oldest_request_that_has_none(computing, par
     assert one.first_token_due_at == due_at
 
 
+def test_an_adapter_is_as_urgent_as_the_most_urgent_that_runs_or_the_first_that_waits():
+    one, account = group(1), Account(SOLE_TENANT)
+    assert one.priority == 0
+    found = []
+    for number, (priority, phase) in enumerate([(-1, None), (-2, Phase.DECODE), (3, Phase.PREFILL), (9, None)]):
+        made = Sequence(request(f"r{number}", adapter=AdapterId(1), priority=priority), 10, account)
+        made.row = Row(number)
+        one.enter(account)
+        one.join(made, phase) if phase else one.queue.push(made)
+        found.append(one.priority)
+
+    assert found == [-1, -1, 3, 9], "priority is a head start, so the most urgent of those that wait is the first"
+
+
 def test_the_first_due_stands_first_and_ties_go_by_id():
     queue = DueQueue()
     for number, due_at in ((3, 1.0), (2, 1.0), (1, 5.0)):

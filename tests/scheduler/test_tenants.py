@@ -265,6 +265,19 @@ def test_a_tenant_that_runs_as_many_as_it_may_gets_no_slot_for_one_that_could_no
     assert [load.adapter_id for load in stage.step().loads] == [3]
 
 
+def test_a_tenant_gets_no_slot_from_others_beyond_its_share_of_them():
+    stage = Stage(adapters=4, slots=3, rows=16)
+    for number in (1, 2):
+        stage.ask(f"many{number}", number, tenant="many", max_new_tokens=LONG)
+    stage.ask("one", 3, tenant="one", max_new_tokens=LONG)
+    stage.step()
+    stage.arrive(1, 2, 3)
+    stage.step()
+    stage.ask("another", 4, tenant="one", max_new_tokens=LONG)
+
+    assert not stage.step().loads, "each has a share of one and a half"
+
+
 def test_of_tenants_above_their_share_the_one_with_most_slots_for_its_weight_gives_one_up():
     stage = Stage(adapters=6, slots=5, rows=16)
     for number in (1, 2):

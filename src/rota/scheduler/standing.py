@@ -212,8 +212,7 @@ class Standstills:
     def _end(self, now: float) -> None:
         if self._told:
             self._state.outbox.append(WentOn(now, now - self._since, self._state.engine_id))
-        if self._since < math.inf:
-            self.forget()
+        self.forget()
 
     def _waits_for(self, builder: PlanBuilder, steps_in_flight: Collection[InFlightStep]) -> str:
         """What will bring another pass, without a message from outside."""
