@@ -92,6 +92,18 @@ def test_a_large_prompt_that_lies_in_the_cache_needs_little_and_passes():
     assert seated(stage.step()) == ["prefix known"]
 
 
+@pytest.mark.parametrize(("more", "starts"), [(16, ["asks"]), (17, [])])
+def test_a_prompt_starts_with_the_last_blocks_that_are_free_if_others_hold_the_rest_of_it(more, starts):
+    """Of twelve blocks nine are held, eight of these by the same text, and one is left for the sequence that runs."""
+    text = tuple(range(3, 3 + 128))
+    stage = Stage(adapters=0, blocks=12)
+    stage.ask("runs", prompt=(*text, 1), max_new_tokens=10)
+    stage.step()
+    stage.ask("asks", prompt=(*text, 2, *range(150, 150 + 15 + more)), max_new_tokens=2)
+
+    assert seated(stage.step()) == starts
+
+
 def test_one_that_waits_for_kv_is_overtaken_only_so_often():
     stage = crowded()
     stage.ask("large", prompt=390)

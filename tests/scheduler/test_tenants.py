@@ -72,6 +72,23 @@ def test_rows_are_taken_from_others_only_up_to_a_tenants_share_by_weight():
     assert stage.why("late2") == Reason.OTHER_TENANT
 
 
+def test_what_a_tenant_leaves_is_shared_by_the_others_anew():
+    stage = Stage(adapters=0, rows=12)
+    crowd(stage, 20)
+    stage.step()
+    stage.ask("leaves", tenant="third", max_new_tokens=LONG)
+    for number in range(8):
+        stage.ask(f"late{number}", tenant="late", max_new_tokens=LONG)
+    for _ in range(6):
+        stage.step()
+    assert (rows_by(stage, "burst"), rows_by(stage, "late")) == (7, 4)
+    stage.leave("leaves")
+    for _ in range(6):
+        stage.step()
+
+    assert (rows_by(stage, "burst"), rows_by(stage, "late")) == (6, 6)
+
+
 def test_one_tenant_alone_is_never_preempted_for_itself():
     stage = Stage(adapters=0, rows=2)
     crowd(stage, 9)
