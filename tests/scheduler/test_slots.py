@@ -31,6 +31,18 @@ def test_an_adapter_goes_from_nowhere_through_loading_to_ready_and_out_again():
     check_slots(ledger)
 
 
+def test_adapters_are_surplus_only_when_they_are_more_than_open_slots():
+    ledger = SlotLedger(3, Eviction("lru"), pages=6)
+    for adapter_id in (1, 2, 3):
+        ledger.know(adapter_id, pages=2)
+    for adapter_id in (1, 2, 3):
+        ledger.begin_load(adapter_id)
+        assert (ledger.surplus, ledger.empty) == (0, 3 - adapter_id)
+
+    ledger.know(4, pages=4)
+    assert (ledger.total, ledger.surplus, ledger.empty) == (2, 1, 0), "four pages and two"
+
+
 def test_the_lowest_empty_slot_is_taken_first_so_that_a_rerun_takes_the_same():
     ledger = slots(3, 1, 2, 3)
     second = ledger.residencies[2].slot

@@ -8,6 +8,7 @@ from rota.core.ids import AdapterId
 from rota.core.policy_config import PolicyConfig
 from rota.core.tenant import Tenant
 from rota.policy.slot_policies import SLOT_POLICIES
+from rota.policy.slot_policy import SlotPolicy
 from tests.builders import add_adapter, capacity, submit
 from tests.fakes import FakeDevice
 from tests.policy.newest_first import NewestFirst
@@ -88,6 +89,36 @@ def test_an_idle_resident_whose_next_request_has_come_leaves_only_for_one_that_c
 
     assert left(stage) == leavers
     assert seated(plan) == ([] if leavers else ["next"])
+
+
+class KeepsForTwo(SlotPolicy):
+    """A slot is kept for adapter 2, as behind a drain."""
+
+    reserved = frozenset({AdapterId(2)})
+
+
+@pytest.mark.parametrize(
+    ("slots", "asked", "come"), [(1, (3, 2), [2]), (2, (3, 2), [2, 3]), (2, (3, 4, 2), [2, 3]), (1, (3, 4), [3])]
+)
+def test_a_slot_is_kept_for_an_adapter_until_it_takes_it_and_the_others_are_free(monkeypatch, slots, asked, come):
+    monkeypatch.setitem(SLOT_POLICIES, "keeps", lambda _config, _capacity: KeepsForTwo())
+    stage = Stage(adapters=4, slots=slots, policy=PolicyConfig(lora_policy="keeps"))
+    for at, number in enumerate(asked):
+        stage.ask(f"r{number}", adapter=number, at=0.1 * at)
+
+    assert loads(stage.step(at=1.0)) == come
+
+
+def test_a_slot_is_kept_for_an_adapter_while_it_is_read(monkeypatch):
+    monkeypatch.setitem(SLOT_POLICIES, "keeps", lambda _config, _capacity: KeepsForTwo())
+    stage = Stage(adapters=1, slots=1, policy=PolicyConfig(lora_policy="keeps"))
+    stage.tell(add_adapter(2))
+    stage.ask("cold", adapter=2)
+    stage.ask("warm", adapter=1)
+    assert loads(stage.step()) == []
+
+    stage.read(2)
+    assert loads(stage.step()) == [2]
 
 
 def test_a_resident_that_runs_never_leaves_under_wait():

@@ -38,6 +38,18 @@ def test_a_running_answer_goes_on_under_the_new_version_and_says_from_which_toke
     assert [event.adapter_id for event in stage.said(AdapterRemoved)] == [OLD]
 
 
+def test_a_version_that_is_to_leave_is_gone_as_soon_as_its_requests_have_moved():
+    stage = Stage(rows=4)
+    stage.seat(1)
+    stage.tell(RemoveAdapter(adapter_id=OLD, at=stage.now, takes_requests=True))
+    stage.step()
+    assert stage.said(AdapterRemoved) == []
+    stage.tell(MoveRequests(old=OLD, new=NEW, at=stage.now))
+    stage.step()
+
+    assert [event.adapter_id for event in stage.said(AdapterRemoved)] == [OLD]
+
+
 @pytest.mark.parametrize(("keeps_kv", "computed"), [(False, 0), (True, 22)])
 def test_its_kv_is_computed_again_or_kept_as_asked(keeps_kv, computed):
     stage = Stage(rows=4)
