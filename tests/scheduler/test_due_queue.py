@@ -10,7 +10,7 @@ from rota.core.tenant import SOLE_TENANT
 from rota.scheduler.accounts import Account
 from rota.scheduler.adapter_state import AnswerLengths, Group
 from rota.scheduler.sequence import Phase, Sequence
-from rota.scheduler.state import DueQueue
+from rota.scheduler.state import Absent, DueQueue
 from tests.builders import request
 
 
@@ -61,6 +61,23 @@ def test_an_adapter_is_as_urgent_as_the_most_urgent_that_runs_or_the_first_that_
         found.append(one.priority)
 
     assert found == [-1, -1, 3, 9], "priority is a head start, so the most urgent of those that wait is the first"
+
+
+def test_absent_adapters_are_in_every_order_that_they_belong_to():
+    absent, account, few, many = Absent(), Account(SOLE_TENANT), group(1), group(2)
+    for one, arrivals in ((few, [1.0]), (many, [2.0, 3.0])):
+        for at in arrivals:
+            one.enter(account)
+            one.queue.push(Sequence(request(f"r{at}", adapter=one.adapter_id, arrived_at=at), 10, account))
+    absent.put(few, due_at=9.0, is_at_hand=True)
+    absent.put(many, due_at=8.0, is_at_hand=False)
+
+    assert [numbers(order) for order in (absent, absent.oldest, absent.largest)] == [[2, 1], [1, 2], [2, 1]]
+    assert [numbers(order) for order in (absent.newcomers, absent.at_hand)] == [[1, 2], [1]]
+    assert [numbers(order) for order in (absent.parked, absent.stalest)] == [[], []]
+
+    absent.remove(many)
+    assert [numbers(order) for order in (absent, absent.oldest, absent.largest, absent.newcomers)] == [[1]] * 4
 
 
 def test_the_first_due_stands_first_and_ties_go_by_id():

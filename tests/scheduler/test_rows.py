@@ -222,10 +222,12 @@ def test_one_more_starts_only_if_each_that_is_parked_would_have_a_row_beside_it(
     stage.step()
     stage.ask("comes", adapter=2, **LONG)
     stage.ask("again", adapter=1, **LONG)
+    stage.ask("base", at=0.6, **LONG)
     plan = stage.step(at=4.0)
 
     assert [event.adapter_id for event in stage.said(SlotChanged) if event.state is SlotState.EMPTY] == [3]
     assert seated(plan) == starts
+    assert stage.why("base") == Reason.NO_ROW, "and none starts behind one that lacks a row"
 
 
 def test_one_that_holds_kv_goes_before_newcomers():
@@ -366,6 +368,17 @@ def test_a_tenant_below_its_share_of_rows_gets_one_for_its_sequence_that_holds_k
 
     assert seated(stage.step()) == ["mine"]
     assert [event.request_id for event in stage.said(Preempted)] == ["burst2"]
+
+
+def test_as_many_sit_down_again_in_a_pass_as_there_are_rows():
+    stage = Stage(adapters=0, rows=3)
+    for number in range(3):
+        stage.ask(f"r{number}", **LONG)
+    stage.step()
+    for number in (1, 2):
+        stage.scheduler._state.lose_row(of(stage, f"r{number}"))
+
+    assert seated(stage.step()) == ["r1", "r2"]
 
 
 def test_no_tenant_gives_up_its_last_row_though_another_sequence_of_it_holds_kv():

@@ -203,6 +203,18 @@ def test_a_long_prompt_leaves_room_in_the_step_for_another_tenants_prompt():
     assert [chunk.length for chunk in plan.chunks] == [32, 20]
 
 
+@pytest.mark.parametrize(("second_at", "reason"), [(3.0, Reason.OTHER_TENANT), (1.5, Reason.STEP_FULL)])
+def test_a_request_waits_for_other_tenants_if_one_of_theirs_that_came_later_started(second_at, reason):
+    stage = Stage(adapters=0, rows=8, config=SchedulerConfig(chunked_prefill_size=16))
+    first = Tenant(name="first", priority=1)
+    for id, at in (("first0", 1.0), ("first1", second_at)):
+        stage.ask(id, tenant=first, at=at, prompt=8)
+    stage.ask("waits", tenant="second", at=2.0, prompt=8)
+
+    assert seated(stage.step(at=4.0)) == ["first0", "first1"]
+    assert stage.why("waits") == reason
+
+
 def test_a_long_prompt_alone_fills_the_step():
     stage = Stage(adapters=0, rows=8, config=SchedulerConfig(chunked_prefill_size=64))
     stage.ask("long", tenant="burst", prompt=400)
