@@ -227,7 +227,7 @@ def test_one_more_starts_only_if_each_that_is_parked_would_have_a_row_beside_it(
 
     assert [event.adapter_id for event in stage.said(SlotChanged) if event.state is SlotState.EMPTY] == [3]
     assert seated(plan) == starts
-    assert stage.why("base") == Reason.NO_ROW, "and none starts behind one that lacks a row"
+    assert stage.why("base") == Reason.NO_ROW, "it would be beside all of these"
 
 
 def test_one_that_holds_kv_goes_before_newcomers():

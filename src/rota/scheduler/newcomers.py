@@ -200,7 +200,7 @@ class Newcomers:
         self._refuse(current, sequence, reason)
         match self._effect_of(reason, sequence, current):
             case Effect.STOP:
-                current.why_others_wait = Reason.NO_ROW if reason is Reason.NO_ROW else Reason.IN_LINE
+                current.why_others_wait = Reason.IN_LINE
                 return False
             case Effect.STOP_TENANT:
                 self._stop_tenant(current, sequence, reason)
