@@ -232,6 +232,20 @@ def test_a_tenant_runs_no_more_than_it_may_and_others_pass_it():
     assert stage.why("burst02") == Reason.TENANT_FULL
 
 
+def test_nobody_makes_room_for_a_tenant_that_runs_as_many_as_it_may():
+    stage = Stage(adapters=0, rows=4)
+    full = Tenant(name="full", max_running=1)
+    stage.ask("runs", tenant=full, max_new_tokens=LONG)
+    crowd(stage, 3)
+    stage.step()
+    stage.ask("waits", tenant=full)
+    for _ in range(3):
+        stage.step()
+
+    assert preempted(stage) == []
+    assert len(stage.step().decodes) == 4
+
+
 def test_a_tenant_queues_no_more_than_it_may_and_others_do():
     stage = Stage(adapters=0, rows=1)
     crowd(stage, 4, Tenant(name="burst", max_queued=3))
