@@ -69,14 +69,16 @@ def test_absent_adapters_are_in_every_order_that_they_belong_to():
         for at in arrivals:
             one.enter(account)
             one.queue.push(Sequence(request(f"r{at}", adapter=one.adapter_id, arrived_at=at), 10, account))
-    absent.put(few, due_at=9.0, is_at_hand=True)
-    absent.put(many, due_at=8.0, is_at_hand=False)
+    absent.put(few, due_at=9.0, is_at_hand=True, is_missing=False)
+    absent.put(many, due_at=8.0, is_at_hand=False, is_missing=True)
 
     assert [numbers(order) for order in (absent, absent.oldest, absent.largest)] == [[2, 1], [1, 2], [2, 1]]
     assert [numbers(order) for order in (absent.newcomers, absent.at_hand)] == [[1, 2], [1]]
     assert [numbers(order) for order in (absent.parked, absent.stalest)] == [[], []]
+    assert absent.missing == {many.adapter_id}
 
     absent.remove(many)
+    assert not absent.missing
     assert [numbers(order) for order in (absent, absent.oldest, absent.largest, absent.newcomers)] == [[1]] * 4
 
 
