@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import version
 from typing import Any, Literal
 
 import msgspec
@@ -14,6 +13,7 @@ from fastapi import Request as HttpRequest
 from fastapi import Response
 from pydantic import BaseModel
 
+from rota import __version__
 from rota.core.errors import Fault, RequestError
 from rota.core.request import MAX_SEED
 from rota.server.access.access import Right
@@ -166,7 +166,7 @@ async def ollama_tags(context: AppContext, http: HttpRequest) -> Response:
 
 async def ollama_version(_: AppContext) -> dict[str, str]:
     """The server's version, in Ollama's shape."""
-    return {"version": version("rota")}
+    return {"version": __version__}
 
 
 ROUTES = (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any, Literal
 
 from fastapi import Request as HttpRequest
@@ -13,6 +12,7 @@ from fastapi import Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
+from rota import __version__
 from rota.core.adapter import Adapter
 from rota.core.capacity import Capacity
 from rota.core.errors import Fault, FaultCode, RequestError
@@ -198,7 +198,7 @@ async def server_info(context: AppContext, config_format: Literal["json"] | None
     standings = await context.queries.inspect_or_recall()
     state = context.service.state
     return {
-        "version": version("rota"),
+        "version": __version__,
         "status": state.phase.value if context.pausing.paused_at is None else PAUSED,
         **_capacity(context, state, standings),
         **({"vllm_config": vllm_config(context.registry.base, state.capacity)} if config_format else {}),
