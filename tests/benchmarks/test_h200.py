@@ -12,7 +12,7 @@ from benchmarks.h200.__main__ import main
 from benchmarks.h200.loads import beside_loads
 from benchmarks.h200.over_http import scenario_toml
 from benchmarks.h200.peers import TARGETS
-from benchmarks.h200.runs import all_runs, choose, within
+from benchmarks.h200.runs import all_runs, choose, lengthened, within
 from benchmarks.h200.shapes import SHAPES
 from benchmarks.h200.timed import Step
 from rota.core.errors import ConfigError
@@ -45,6 +45,12 @@ def test_a_run_in_this_process_leaves_results_timings_costs_and_a_report(assets,
     report = (tmp_path / "report.md").read_text()
     assert "| tail, 3 slots, 4/s, TTFT median | 1,066 | 243 | ≤ 80.0 | ≤ 50.0 |" in report
     assert "| tail-3-4 | ttft_s median |" in report, "the simulator's error is reported"
+
+
+def test_a_run_can_be_lengthened_and_lasts_in_proportion():
+    (run,) = choose("tail-3-4")
+    (client,) = (longer := lengthened(run, 1000)).scenario.clients
+    assert (client.requests, longer.lasts_s / run.lasts_s) == (1000, 1000 / run.scenario.clients[0].requests)
 
 
 def test_a_run_over_http_starts_a_server_and_stops_it(assets, tmp_path):
