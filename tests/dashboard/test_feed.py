@@ -125,6 +125,12 @@ def test_a_visible_stall_is_told_once_its_answer_has_ended(feed):
     assert frame_of(feed, 70.0).stall == Spread()
 
 
+def test_an_embedding_has_no_reader(feed):
+    answer(feed, "one", 1)
+    feed.observe([finished("one", 2.0)])
+    assert frame_of(feed, 4.0).stall == Spread()
+
+
 def test_where_nobody_reads_nobody_stands_still():
     feed = Feed(registry(1), lambda: READY, reader_pace=0.0)
     answer(feed, "one", 1, 0.2, 0.9)

@@ -99,9 +99,10 @@ def test_an_answer_leaves_behind_how_long_its_reader_stood_without_text():
         metrics.asked("r", BASE, 0.0)
         for at in (1.0, 1.01, 1.02, 1.65, 1.7):
             metrics.observe([Produced(at=at, request_ids=("r",), tokens=(7,))])
-        metrics.observe([finished("r", 1.7)])
+        metrics.asked("embedding", BASE, 0.0)
+        metrics.observe([finished("r", 1.7), finished("embedding", 1.7)])
         read = scrape(metrics)
-        assert read("rota_visible_stall_seconds_count", adapter="base") == answers
+        assert read("rota_visible_stall_seconds_count", adapter="base") == answers, "an embedding has no reader"
         assert read("rota_visible_stall_seconds_sum", adapter="base") == pytest.approx(sum_s)
 
 

@@ -64,6 +64,17 @@ def test_while_weights_share_the_slots_turns_come_after_120_steps_whatever_the_w
     assert bool(turns(policy, seen)) == has_turn
 
 
+@pytest.mark.parametrize(("pause", "has_turn"), [(119.5, False), (120.5, True)])
+def test_while_weights_share_the_slots_of_a_crowd_no_reader_without_text_has_its_turn_sooner(pause, has_turn):
+    residents = [resident(one, claims=20.0) for one in (A, B)]
+    policy = rotate_with(residents)
+    dry = parked(C, weight=4.0, ran_at=ago(pause), stands_since=ago(50))
+    seen = slots(residents, [dry, *(parked(AdapterId(100 + one), claims=0.1) for one in range(LOOK_AHEAD - 1))])
+    for _ in range(LOOK_EVERY):
+        policy.observe(seen, NOW)
+    assert bool(turns(policy, seen)) == has_turn
+
+
 def test_in_a_crowd_claims_decide_again():
     settled = Settled()
     crowd = [parked(AdapterId(100 + one), claims=0.1) for one in range(LOOK_AHEAD + 1)]

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from rota.core.events import Preempted
 from rota.core.ids import AdapterId
 from rota.core.policy_config import PolicyConfig
 from rota.core.tenant import Tenant
@@ -54,8 +55,30 @@ def test_of_an_adapter_s_readers_the_one_who_stands_first_counts(made, first):
         group.join(sequence(tokens, f"r{number}"), Phase.DECODE if tokens else Phase.PREFILL)
     for one in group.running_sequences():
         one.row = 0
-    group.note_readers(100.0, STEP_S, READ_S)
+        one.note_reader(100.0, STEP_S, READ_S)
     assert group.stands_since == pytest.approx(math.inf if first is None else 100.0 + first * (READ_S - STEP_S))
+
+
+def test_it_is_noted_when_an_answer_loses_its_kv():
+    stage = Stage(adapters=0, rows=4, blocks=8, block_size=16, policy=PolicyConfig(reader_pace=20.0))
+    stage.ask("old", prompt=46, max_new_tokens=60)
+    stage.ask("young", at=1.0, prompt=46, max_new_tokens=60)
+    stage.step(at=1.0)
+    while not stage.said(Preempted):
+        stage.step(at=stage.now + STEP_S)
+    waiting = stage.scheduler._state.base.queue.first()
+    assert waiting is not None
+    assert waiting.given == len(waiting.tokens) - 46 + waiting.steps_in_flight
+    assert stage.now < waiting.read_until < stage.now + 1.0
+
+
+def test_what_is_embedded_has_no_reader():
+    group = Group(None, AnswerLengths())
+    group.enter(Account(Tenant(name="a")))
+    embedded = sequence(3)
+    embedded.pooling, embedded.given, embedded.read_until = "mean", 3, 100.0
+    group.join(embedded, Phase.PREFILL)
+    assert group.stands_since == math.inf
 
 
 @pytest.mark.parametrize(("pace", "is_known"), [(20.0, True), (0.0, False)])

@@ -295,7 +295,7 @@ class Feed:
     def _end(self, request_id: RequestId, is_answered: bool = False) -> None:
         if request := self._open.pop(request_id, None):
             self._count(request, -1)
-            if is_answered and self._reader_pace:
+            if is_answered and request.is_begun and self._reader_pace:
                 self._window.open.stall[bucket_of(request.stalled_s)] += 1
 
     def _count(self, request: OpenRequest, by: int) -> None:

@@ -35,7 +35,7 @@ from rota.engine.step.graphs import Kind
 from rota.engine.step.inputs import Rows
 from rota.start import START
 
-# A GPU's decode takes as long as the quickest of so many: each is over in milliseconds, and one may be held up.
+# On a GPU a decode is timed so often, and the shortest time counts: each takes milliseconds, and one may be delayed.
 FEW_DECODES = 3
 
 

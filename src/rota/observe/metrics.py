@@ -212,7 +212,7 @@ class Metrics:
 
     def _answered(self, journey: Journey, at: float) -> None:
         journey.meters.e2e.add(at - journey.asked_at)
-        if self._read_s is not None:
+        if self._read_s is not None and journey.first_at is not None:
             journey.meters.stall.add(journey.stalled_s)
 
     # ── adapters ─────────────────────────────────────────────────────────────────────────────────────────────────

@@ -300,7 +300,8 @@ class Visits:
     def _without_a_token(self, slots: SlotsView, settled: Settled, now: float) -> list[AdapterView]:
         """Parked adapters whose pause is long enough for a turn, the longest first."""
         stall_s = self._stall_s(slots, settled)
-        dry_s = PART_FOR_THE_DRY * stall_s if self._is_crowd and self._max_stall_s is None else stall_s
+        goes_by_readers = self._is_crowd and self._max_stall_s is None and not settled.shares
+        dry_s = PART_FOR_THE_DRY * stall_s if goes_by_readers else stall_s
         most = most_visits(slots)
         stalled: list[AdapterView] = []
         for view in islice(slots.absent.stalest, MOST_LOOKS):

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator
 from enum import Enum
 from itertools import chain, islice
-from math import fsum, pow
 
 from rota.core.adapter import Adapter
 from rota.core.ids import BASE, AdapterId, RequestId
@@ -126,7 +125,6 @@ class Group:
         "running",
         "slot_since",
         "standing",
-        "stands_since",
         "steps",
         "steps_before",
         "tenants",
@@ -153,7 +151,6 @@ class Group:
         self.ran_at = 0.0
         self.ran_in = 0  # the last step that its sequences were in
         self.slot_since = 0.0
-        self.stands_since = math.inf  # noted when it leaves a slot
         self.copy_s = 0.0  # how long its last copy into a slot took; adapters differ in rank
         self.steps = 0
         self.steps_before = 0  # of these, the steps before it got its present slot
@@ -227,6 +224,11 @@ class Group:
         return bool(self.prefilling) or any(one.phase is Phase.PREFILL for one in self.rowless)
 
     @property
+    def stands_since(self) -> float:
+        given = (one.read_until for one in self.running_sequences() if one.given and one.pooling is None)
+        return min(given, default=math.inf)
+
+    @property
     def turn_steps(self) -> int:
         return self.steps - self.steps_before
 
@@ -235,7 +237,7 @@ class Group:
             return 0.0
         users: list[Sequence] = []
         rest = LEAST_REST
-        for sequences in (self.decoding, self.prefilling, self.rowless) if self.running else ():
+        for sequences in (self.decoding, self.prefilling, self.rowless):
             if sequences:
                 # The longest of the first requests of each kind tells about how long the adapter needs a slot.
                 rest = max(rest, self.expected_tokens(sequences[0]))
@@ -244,7 +246,7 @@ class Group:
             rest = max(rest, self.expected_tokens(first))
             users += islice(self.queue, max(0, MOST_CLAIMING - len(users)))
         ages = [now - user.arrival[0] for user in users[:MOST_CLAIMING]]
-        return fsum([pow(age + 1.0 if age > 0.0 else 1.0, CLAIM_POWER) for age in ages]) / rest
+        return math.fsum([(age + 1.0 if age > 0.0 else 1.0) ** CLAIM_POWER for age in ages]) / rest
 
     def expected_tokens(self, sequence: Sequence) -> int:
         """Tokens still to come, by the mean of earlier answers that became longer than this one; at most the limit."""
@@ -293,13 +295,6 @@ class Group:
         else:
             self.tenants.remove(account)
         return count
-
-    def note_readers(self, at: float, step_s: float, read_s: float) -> None:
-        """It leaves its slot at this moment: when will the first of its readers stand without text?"""
-        for sequence in self.running_sequences():
-            sequence.note_reader(at, step_s, read_s)
-        read = (one.read_until for one in self.running_sequences() if one.given)
-        self.stands_since = min(read, default=math.inf)
 
     def join(self, sequence: Sequence, phase: Phase) -> None:
         """Take part in steps from now on."""

@@ -67,7 +67,8 @@ class PlanBuilder:
     invited: list[Sequence] = field(default_factory=list)  # waiting sequences for which others made room
     seats: list[Seat] = field(default_factory=list)
     grants: list[Grant] = field(default_factory=list)
-    prompt_budget: int = field(init=False)  # tokens of the step that decodes leave for prompts
+    # Tokens of the step that decodes leave for prompts.
+    prompt_budget: int = field(init=False, repr=False, compare=False)
     work: float = math.inf  # work that prompts behind a prefix may still take; see `policy.prefill_budget`
     time: float = math.inf  # work of any prompts for which the step still has time; see `policy.step_times`
     portions: dict[Sequence, int] = field(default_factory=dict)  # prompt tokens by sequence; chunks are made of them

@@ -183,11 +183,9 @@ class Fetching:
 
     def order(self, builder: PlanBuilder, first: list[AdapterId]) -> None:
         """Once a pass: order the adapters that would come next if they were in host memory."""
-        if self._state.hosts.known == len(self._state.groups) - 1:
-            return  # every adapter is in host memory, or on its way there
         self._first = frozenset(first)
         if not self._state.absent.missing:
-            return
+            return  # every adapter is in host memory, or on its way there
         no_room_from: WantedAt | None = None
         for group in islice(filter(self._is_missing, self._next_in_line(first)), MOST_TRIES):
             # If an adapter that is wanted sooner found no room, an adapter that is wanted later finds none either.

@@ -100,6 +100,8 @@ class SlotLedger:
     def __init__(self, slots: int, eviction: Eviction, pages: int = 0, matrices: int = 0) -> None:
         """`pages` and `matrices` are shared by the slots; 0 pages: every slot holds any rank."""
         self.most = slots
+        # The open slots: others are closed while adapters are known that take many pages or matrices.
+        self.total = slots
         self.pages = PageLedger(pages, slots) if pages else None
         self.matrices = PageLedger(matrices, slots)
         self._empty = [Slot(slot) for slot in range(slots)]
@@ -110,7 +112,6 @@ class SlotLedger:
         self._count_open()
 
     def _count_open(self) -> None:
-        # The slots that are open; others are closed because adapters are known that take many pages or matrices.
         self.total = min(self.matrices.open, self.pages.open if self.pages else self.most)
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from operator import itemgetter
 
 from rota.core.capacity import Capacity
@@ -320,11 +320,18 @@ class SchedulerState:
 
         The pass goes on, but parts of it that are over have not seen this row and these blocks free: the next one does.
         """
+        self.note_readers([sequence], builder.now)
         self.stand_up(sequence)
         sequence.refusal = None
         self.enqueue(sequence)
         self.outbox.append(Preempted(sequence.request_id, builder.now))
         builder.ask_again(builder.now)
+
+    def note_readers(self, sequences: Iterable[Sequence], at: float) -> None:
+        """They are in no more steps from this moment on: until when does the text last that their readers have?"""
+        if self.read_s:
+            for sequence in sequences:
+                sequence.note_reader(at, self.step_s, self.read_s)
 
     def stand_up(self, sequence: Sequence) -> None:
         """Give back row and blocks. A step in flight may still use them, because the device works in order."""
@@ -375,7 +382,8 @@ class SchedulerState:
         if not self.rows.free:
             group = self.groups[self.rows.first_to_give()]
             self.lose_row((group.decoding or group.prefilling)[-1])
-            self.rows.note_parked(group.adapter_id, group.rows)  # nothing else that orders absent adapters has changed
+            # Of all that orders absent adapters, only its rows have changed.
+            self.rows.note_parked(group.adapter_id, group.rows)
         sequence.row = self.rows.take()
         sequence.account.rows += 1
 

@@ -88,8 +88,7 @@ def arrive(state: SchedulerState, adapter_id: AdapterId, at: float) -> None:
 def vacate(state: SchedulerState, group: Group, at: float, reason: SlotReason, detail: str = "") -> None:
     """A slot is free from now on; its former resident's sequences are parked."""
     slot = state.slots.vacate(group.adapter_id)
-    if state.read_s:
-        group.note_readers(at, state.step_s, state.read_s)
+    state.note_readers(group.running_sequences(), at)
     state.note_users(group)
     state.note_slots()
     _tell(state, slot, group.adapter_id, SlotState.EMPTY, at, reason, detail)

@@ -39,6 +39,7 @@ def move_requests(state: SchedulerState, message: MoveRequests) -> None:
 
 def _begin_again(state: SchedulerState, sequence: Sequence, old: Group, new: Group, at: float) -> None:
     """Back to the queue; the tokens stay, the KV is computed again by the new version."""
+    state.note_readers([sequence], at)
     state.stand_up(sequence)
     sequence.refusal = None
     _rename(sequence, old, new)

@@ -154,7 +154,7 @@ export class Journal {
     if (!isWaiting) group.admitted -= 1;
     this.holds(request.tenant, at, request.adapter, isWaiting ? -1 : 0, isWaiting ? 0 : -1);
     this.requests.delete(request_id);
-    if (reason === "stop" || reason === "length") this.bin(at).stall.push(request.stalled);
+    if (request.isBegun && (reason === "stop" || reason === "length")) this.bin(at).stall.push(request.stalled);
     group.note(at);
   }
 
