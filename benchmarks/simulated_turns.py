@@ -1,6 +1,7 @@
 """Compares slot policies over the scenarios that turns are judged by, simulated.
 
     python -m benchmarks.simulated_turns [--only CASE …] [--policies rotate wait] [--seeds 401 402] [--output FILE]
+                                         [--max-stall-ms 1000]
 
 Each row has the means over the seeds. `pause` is the longest time between two tokens of an answer, `stall` the longest
 time that a reader of twenty tokens a second stands without text. In `crowd` and `crowd-heavy` all adapters lie in host
@@ -54,6 +55,7 @@ CASES = {
     "crowd-22": Case("crowd", 22.0, host_adapters=1000),
     "crowd-heavy": Case("crowd-heavy", host_adapters=1000),
     "churn": Case("churn"),
+    "slow-disk": Case("slow-disk"),
     "pressure": Case("pressure", device="a100"),
 }
 HEADS = [
@@ -62,9 +64,10 @@ HEADS = [
 ]  # fmt: skip
 
 
-def measure(case: Case, policy: str, seeds: list[int]) -> dict[str, Any]:
+def measure(case: Case, policy: str, max_stall_ms: float | None, seeds: list[int]) -> dict[str, Any]:
     scenario, costs = case.read(), read_cost(f"{case.device}-llama8b")
-    runs = [Simulation(scenario=scenario, costs=costs, policy=PolicyConfig(lora_policy=policy), seed=s) for s in seeds]
+    config = PolicyConfig(lora_policy=policy, lora_max_stall_ms=max_stall_ms)
+    runs = [Simulation(scenario=scenario, costs=costs, policy=config, seed=seed) for seed in seeds]
     for one in runs:
         one.run()
     return mean_of([one.summary() for one in runs])
@@ -91,12 +94,13 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--policies", nargs="+", default=["rotate", "drain", "wait"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[401, 402, 403, 404])
+    parser.add_argument("--max-stall-ms", type=float, help="a pause that `rotate` promises")
     parser.add_argument("--output", type=Path, help="append the table to this file")
     asked = parser.parse_args()
     lines = [HEADS, ["---"] * len(HEADS)]
     for name in asked.only:
         for policy in asked.policies:
-            lines.append(row(name, policy, measure(CASES[name], policy, asked.seeds)))
+            lines.append(row(name, policy, measure(CASES[name], policy, asked.max_stall_ms, asked.seeds)))
             print(" | ".join(lines[-1]), flush=True)
     if asked.output:
         with asked.output.open("a") as file:
