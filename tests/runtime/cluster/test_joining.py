@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from rota.core.config import EngineConfig, ModelConfig
 from rota.core.errors import ConfigError
 from rota.runtime.cluster import joining
-from rota.runtime.cluster.driver import EngineWhereabouts, ending_of
+from rota.runtime.cluster.driver import EngineWhereabouts, ending_of, find
 from rota.runtime.cluster.joining import chosen_address, in_one_line, join, own_versions, refusal, unlike, unlike_files
 from rota.runtime.cluster.records import Need, Node, Sight, need_of, shortage, waiting
 from rota.runtime.ranks.meeting import facts
@@ -227,3 +228,29 @@ def test_the_end_of_an_actor_is_one_sentence(words, is_alive, why, is_refused):
     ended = ending_of(7, RuntimeError(words), EngineWhereabouts("10.0.0.2", is_alive))
 
     assert (ended.number, ended.why, ended.is_refused) == (7, why, is_refused)
+
+
+PLACED = EngineWhereabouts("10.0.0.2", is_alive=True, node_id="b")
+
+
+@pytest.mark.parametrize(
+    ("bundles", "before", "found"),
+    [
+        ({}, EngineWhereabouts(), EngineWhereabouts()),
+        ({0: "b"}, EngineWhereabouts(), PLACED),
+        ({0: ""}, replace(PLACED, node_id="gone"), replace(PLACED, node_id="gone", is_alive=False)),
+        (
+            {0: "b"},
+            EngineWhereabouts("10.0.0.1", is_alive=True, node_id="a"),
+            EngineWhereabouts("10.0.0.1", node_id="a"),
+        ),
+    ],
+    ids=["not placed", "placed", "its machine is forgotten", "its machine is dead, and its group has another"],
+)
+def test_an_engine_was_on_the_machine_that_it_began_on(bundles, before, found, monkeypatch):
+    table = SimpleNamespace(placement_group_table=lambda _: {"bundles_to_node_id": bundles})
+    monkeypatch.setitem(sys.modules, "ray.util.placement_group", table)
+    nodes = [
+        {"NodeID": id, "NodeManagerAddress": f"10.0.0.{at}", "Alive": id == "b"} for at, id in ((1, "a"), (2, "b"))
+    ]
+    assert find(SimpleNamespace(nodes=lambda: nodes), "group", before) == found

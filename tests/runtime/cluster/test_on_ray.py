@@ -74,7 +74,7 @@ def test_a_node_that_is_killed_ends_its_own_requests_and_its_replica_waits_for_a
         nodes.remove(0)
         lost = failed(listener, names)
         assert len(lost) == 3
-        assert all("of the Ray cluster" in message for message in lost)
+        assert all("of the Ray cluster" in message for message in lost), lost
 
         assert until(lambda: "has no place to run: it needs 1 CPU on one machine" in service.state.reason)
         assert service.state.phase is ServicePhase.READY

@@ -10,7 +10,7 @@ import os
 import pickle
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from multiprocessing.connection import Connection
 from typing import Any
@@ -44,6 +44,7 @@ class EngineWhereabouts:
 
     node: str = ""
     is_alive: bool = False
+    node_id: str = ""
 
 
 def look(ray: Any) -> Sight | None:
@@ -56,15 +57,15 @@ def look(ray: Any) -> Sight | None:
     return Sight(tuple(Node(*node) for node in nodes), *_devices(ray.available_resources()))
 
 
-def find(ray: Any, group: Any) -> EngineWhereabouts:
-    """Where a placement group has its bundle."""
+def find(ray: Any, group: Any, before: EngineWhereabouts) -> EngineWhereabouts:
+    """Where a placement group has its bundle, or had it `before`: it loses its place when the machine is gone."""
     from ray.util.placement_group import placement_group_table
 
-    placed = placement_group_table(group).get("bundles_to_node_id", {}).get(0, "")
+    placed = before.node_id or placement_group_table(group).get("bundles_to_node_id", {}).get(0, "")
     for node in ray.nodes():
         if node["NodeID"] == placed:
-            return EngineWhereabouts(node["NodeManagerAddress"], node["Alive"])
-    return EngineWhereabouts()
+            return EngineWhereabouts(node["NodeManagerAddress"], node["Alive"], placed)
+    return replace(before, is_alive=False)
 
 
 def _devices(resources: dict[str, float]) -> tuple[int, int]:
@@ -199,42 +200,42 @@ class Driver:
         """An order that is cancelled gives back its place as well, also one that still waits for it."""
         from ray.util.placement_group import placement_group, remove_placement_group
 
-        group = None
+        group, where = None, EngineWhereabouts()
         try:
             group = placement_group([order.need.bundle], strategy="STRICT_PACK")
-            await self._host_engine(order, group)
+            host = self._host_on(order, group)
+            checked = host.check.remote(order.job.versions)
+            # There is room on a machine before the actor's process runs there, which may need seconds more.
+            while not (where := await self._where(group, where)).node:
+                await asyncio.sleep(_ASK_S)
+            self._tell(Began(order.number, where.node))
+            if refusal := await checked:
+                return self._tell(Ended(number=order.number, why=refusal, is_refused=True))
+            async for record in host.run.options(num_returns="streaming").remote(order):
+                self._tell(await record)
         except Exception as error:  # Ray fails in ways that it does not list, and the front must hear of each
-            self._tell(ending_of(order.number, error, await self._where(group)))
+            self._tell(ending_of(order.number, error, await self._where(group, where)))
         finally:
             if group is not None:
                 remove_placement_group(group)  # ends its actor too
             self._tasks.pop(order.number, None)
 
-    async def _where(self, group: Any) -> EngineWhereabouts:
+    async def _where(self, group: Any, before: EngineWhereabouts) -> EngineWhereabouts:
         try:
-            return await asyncio.to_thread(find, self._ray, group)
-        except Exception:  # the head does not answer: where an engine was is then not known
-            return EngineWhereabouts()
+            return await asyncio.to_thread(find, self._ray, group, before)
+        except Exception:  # the head does not answer
+            return before
 
-    async def _host_engine(self, order: EngineOrder, group: Any) -> None:
+    def _host_on(self, order: EngineOrder, group: Any) -> Any:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         # Ray would start an actor again on its own; the supervisor does that, with new keys and its own time-out.
-        host = self._host.options(
+        return self._host.options(
             num_cpus=order.need.bundle.get("CPU", 0),
             num_gpus=order.need.bundle.get("GPU", 0),
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0),
             max_restarts=0,
         ).remote()
-        checked = host.check.remote(order.job.versions)
-        # There is room on a machine before the actor's process runs there, which may need seconds more.
-        while not (where := await self._where(group)).node:
-            await asyncio.sleep(_ASK_S)
-        self._tell(Began(order.number, where.node))
-        if refusal := await checked:
-            return self._tell(Ended(number=order.number, why=refusal, is_refused=True))
-        async for record in host.run.options(num_returns="streaming").remote(order):
-            self._tell(await record)
 
     async def _look(self) -> None:
         """Tell what there is whenever it changes, and once that the head is silent."""
