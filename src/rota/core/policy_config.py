@@ -56,7 +56,7 @@ class PolicyConfig:
 
     @property
     def read_s(self) -> float:
-        """How long a reader takes for a token; 0: nobody reads."""
+        """How long a reader takes for a token; 0: there is no reader."""
         return 1.0 / self.reader_pace if self.reader_pace else 0.0
 
     def __post_init__(self) -> None:

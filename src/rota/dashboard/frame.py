@@ -164,7 +164,7 @@ class Frame:
     gap: Spread
     step: Spread
     stall: Spread  # the longest time in an answer that its reader stands without text, of answers that ended
-    reader_pace: float  # tokens a second; 0: nobody reads
+    reader_pace: float  # tokens a second; 0: there is no reader
     residents: tuple[Tenure, ...]
     is_whole: bool  # `tenures` holds the whole last minute, not only the new ones
     tenures: tuple[Tenure, ...]

@@ -155,7 +155,7 @@ class Recorder:
     gaps: dict[AdapterId, array[float]] = field(default_factory=dict)
     tenant_gaps: dict[str, array[float]] = field(default_factory=dict)  # only of named tenants
     transients: set[AdapterId] = field(default_factory=set)  # adapters that come for a moment
-    reader_pace: float = READER_PACE  # tokens a second; 0: nobody reads
+    reader_pace: float = READER_PACE  # tokens a second; 0: there is no reader
     _coming: TokenTimes = field(default_factory=TokenTimes)
     _ended: list[Finished] = field(default_factory=list)
 

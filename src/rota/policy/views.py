@@ -83,7 +83,7 @@ class AdapterView(Protocol):
     def stands_since(self) -> float:
         """Of an adapter without a slot: since when the first of its readers has no text, or will have none.
 
-        Infinity if nobody reads.
+        Infinity if there is no reader.
         """
         ...
 

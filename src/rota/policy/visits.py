@@ -388,7 +388,7 @@ class Leavers:
         return self._pop(line)
 
     def _pop(self, line: list[AdapterView]) -> AdapterView:
-        """Claims are compared once somebody leaves: mostly nobody does. The smallest claim goes first."""
+        """Claims are compared once one leaves: mostly none does. The smallest claim goes first."""
         for views in self._unsorted:
             by_claim(views, self._now)
         self._unsorted = ()

@@ -202,7 +202,7 @@ class SchedulerState:
         self.running_count = 0  # sequences that hold KV: those that run, and those that are parked
         self.priorities: Counter[int] = Counter()  # of the open ones
         self.step_tokens: int  # that a step may compute, at most: as the config says, or as the step times tell
-        self.read_s = 0.0  # that a reader takes for a token; 0: nobody reads
+        self.read_s = 0.0  # that a reader takes for a token; 0: there is no reader
         self.step_s = 0.0  # how long steps took recently
         self.copy_s = 0.0  # and copies of adapters into slots; 0 before the first one
         self.accounts = Accounts()
