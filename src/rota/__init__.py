@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rota.core.version import __version__
+
 if TYPE_CHECKING:
     from rota.core.request import SamplingParams
     from rota.llm.llm import LLM
 
-__all__ = ["LLM", "SamplingParams"]
-__version__ = "0.16.0"
+__all__ = ["LLM", "SamplingParams", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

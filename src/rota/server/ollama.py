@@ -13,9 +13,9 @@ from fastapi import Request as HttpRequest
 from fastapi import Response
 from pydantic import BaseModel
 
-from rota import __version__
 from rota.core.errors import Fault, RequestError
 from rota.core.request import MAX_SEED
+from rota.core.version import __version__
 from rota.server.access.access import Right
 from rota.server.answers.answer import Answer
 from rota.server.answers.blocks import AnswerBlocks, BlockStep

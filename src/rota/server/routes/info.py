@@ -12,12 +12,12 @@ from fastapi import Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-from rota import __version__
 from rota.core.adapter import Adapter
 from rota.core.capacity import Capacity
 from rota.core.errors import Fault, FaultCode, RequestError
 from rota.core.events import Inspected
 from rota.core.stages import Stage, total_s
+from rota.core.version import __version__
 from rota.observe.metrics import Metrics
 from rota.runtime.service import ServicePhase, ServiceState
 from rota.server.access.disclosure import path_for, reason_for
