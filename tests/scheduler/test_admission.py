@@ -104,6 +104,18 @@ def test_a_prompt_starts_with_the_last_blocks_that_are_free_if_others_hold_the_r
     assert seated(stage.step()) == starts
 
 
+@pytest.mark.parametrize(("blocks", "starts"), [(11, ["asks"]), (10, [])])
+def test_a_prompt_starts_in_the_last_block_that_is_free_if_others_hold_all_but_its_end(blocks, starts):
+    """Nine are held, eight of these by the same text, and one is left for the sequence that runs."""
+    text = tuple(range(3, 3 + 128))
+    stage = Stage(adapters=0, blocks=blocks)
+    stage.ask("runs", prompt=(*text, 1), max_new_tokens=10)
+    stage.step()
+    stage.ask("asks", prompt=(*text, 2), max_new_tokens=2)
+
+    assert seated(stage.step()) == starts
+
+
 def test_one_that_waits_for_kv_is_overtaken_only_so_often():
     stage = crowded()
     stage.ask("large", prompt=390)
@@ -190,6 +202,9 @@ def test_one_that_was_preempted_keeps_its_first_arrival():
     stage.step(at=1.0)
     while not stage.said(Preempted):
         stage.step()
+    waiting = stage.scheduler._state.base.queue.first()
+    assert waiting is not None
+    assert waiting.rest == len(waiting.tokens) > 46, "all of it is computed again"
     stage.ask("younger", at=2.0, prompt=46)
     stage.leave("old")
 

@@ -12,6 +12,7 @@ from rota.scheduler import Scheduler
 from tests.builders import abort, add_adapter, capacity, request, submit
 from tests.fakes import FakeDevice, continuation
 from tests.scheduler.balance import check_balance
+from tests.scheduler.stage import Stage
 from tests.worlds import endings, outputs, serve
 
 
@@ -52,6 +53,15 @@ def test_the_next_step_is_planned_before_this_ones_token_is_known():
 
     plans = [subject.plan(0.0) for _ in range(4)]
     assert [len(plan.sampled_rows) for plan in plans] == [1, 1, 1, 0]
+
+
+def test_a_plan_counts_its_adapters_and_the_tokens_that_it_attends_to():
+    stage = Stage(adapters=2, slots=2)
+    stage.ask("base", prompt=5, max_new_tokens=50)
+    assert [(plan.adapters, plan.context_tokens) for plan in (stage.step(), stage.step())] == [(0, 5), (0, 6)]
+    stage.seat(1, 2, prompt=7)
+    plan = stage.step()
+    assert (plan.adapters, plan.context_tokens) == (2, 25)
 
 
 def test_a_token_computed_for_a_sequence_that_has_stopped_is_dropped():

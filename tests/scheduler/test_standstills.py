@@ -77,8 +77,10 @@ def test_a_wait_that_ends_and_helps_nobody_is_told_at_once():
 
 
 class Later(NeverAdmits):
+    at = 60.0
+
     def ask_again_at(self, slots, now):
-        return 60.0
+        return self.at
 
 
 @pytest.mark.parametrize(
@@ -104,6 +106,20 @@ def test_what_is_under_way_is_named(monkeypatch, under_way, waits_for):
 
     (event,) = stage.said(StoodStill)
     assert event.waits_for == waits_for
+
+
+@pytest.mark.parametrize(("at", "delay"), [(10.5, "a delay of 0.5 s"), (9.0, "a delay of 0.0 s")])
+def test_a_delay_that_is_over_is_none(monkeypatch, at, delay):
+    monkeypatch.setattr(Later, "at", at)
+    monkeypatch.setitem(SLOT_POLICIES, NEVER.lora_policy, Later.from_config)
+    stage = asked("waits", slots=1)
+    stage.ask("has no slot", adapter=2)
+    stage.arrive(1)
+    for moment in (0.0, 10.0):
+        stage.step(moment)
+
+    (event,) = stage.said(StoodStill)
+    assert event.waits_for == delay
 
 
 def test_a_pause_is_no_standstill():

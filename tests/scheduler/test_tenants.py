@@ -8,8 +8,9 @@ from rota.core.config import SchedulerConfig
 from rota.core.errors import FaultCode
 from rota.core.events import Admitted, Finished, Preempted, SlotChanged, SlotState
 from rota.core.tenant import Tenant
-from rota.policy.fairness import gives_up
+from rota.policy.fairness import gives_up, units
 from rota.scheduler import preemption
+from rota.scheduler.accounts import Accounts
 from rota.scheduler.sequence import Reason
 from rota.scheduler.turns import MOST_COPIES
 from tests.counting import calls_in
@@ -172,6 +173,35 @@ def test_a_tenant_has_got_what_its_tokens_cost_for_its_weight():
     assert got["heavy"] == pytest.approx(3 * got["light"] / 2)
 
 
+@pytest.mark.parametrize("others", [(), ("b",)])
+def test_a_decode_costs_a_tenant_the_same_alone_and_beside_others(others):
+    stage = Stage(adapters=0, rows=8)
+    for tenant in ("a", *others):
+        stage.ask(f"of {tenant}", tenant=tenant, max_new_tokens=LONG)
+    stage.step()
+    accounts = stage.scheduler._state.accounts
+    before, unit_s = accounts.active["a"].service_s, accounts._unit_s
+    stage.step()
+    assert accounts.active["a"].service_s - before == pytest.approx(units(0, 1) * unit_s)
+
+
+def test_tenants_are_looked_at_by_what_they_have_got_and_the_others_in_their_turn():
+    accounts = Accounts()
+    opened = [accounts.open(Tenant(name=name)) for name in "abcd"]
+    for account, got in zip(opened, (3.0, 1.0, 2.0, 4.0), strict=True):
+        account.service_s = got
+
+    looks = ["".join(account.name for account in accounts.in_turn(1)) for _ in range(5)]
+    assert looks == ["ba", "b", "bc", "bd", "ba"]
+
+
+def test_base_requests_are_no_adapter_of_their_tenant():
+    stage = Stage(adapters=1)
+    stage.ask("base", tenant="a")
+    stage.ask("adapted", adapter=1, tenant="a")
+    assert [*stage.scheduler._state.accounts.active["a"].adapters] == [1]
+
+
 def test_a_large_request_is_not_overtaken_for_ever_by_small_ones_of_other_tenants():
     stage = Stage(adapters=0, rows=8, blocks=32, max_sequence_tokens=LONG)
 
@@ -319,6 +349,19 @@ def test_a_tenant_gets_no_slot_from_others_beyond_its_share_of_them():
     stage.ask("another", 4, tenant="one", max_new_tokens=LONG)
 
     assert not stage.step().loads, "each has a share of one and a half"
+
+
+def test_a_tenant_gets_as_many_slots_as_its_share_at_once():
+    stage = Stage(adapters=5, slots=4, rows=16)
+    for number in (1, 2, 3):
+        stage.ask(f"many{number}", number, tenant="many", max_new_tokens=LONG)
+    stage.ask("one", 4, tenant="one", max_new_tokens=LONG)
+    stage.step()
+    stage.arrive(1, 2, 3, 4)
+    stage.step()
+    stage.ask("another", 5, tenant="one", max_new_tokens=LONG)
+
+    assert [load.adapter_id for load in stage.step().loads] == [5], "each has a share of two"
 
 
 def test_of_tenants_above_their_share_the_one_with_most_slots_for_its_weight_gives_one_up():

@@ -51,7 +51,7 @@ class Recent:
 class StepTimes:
     """What decodes take, and what a token of a prompt adds."""
 
-    def __init__(self, decodes_s: float = 0.0, token_s: float = 0.0) -> None:
+    def __init__(self, decodes_s: float, token_s: float = 0.0) -> None:
         """The device's own measurements, to begin with; 0: it has none."""
         self._decodes, self._token = Recent(decodes_s), Recent(token_s)
 

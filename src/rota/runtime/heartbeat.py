@@ -25,7 +25,7 @@ class Heartbeat:
     ) -> None:
         """`times` are as the device has measured them, to begin with."""
         self._tell = tell
-        self._times = times or StepTimes()
+        self._times = times or StepTimes(0.0)
         self._clock = clock
         # When each step began, its tokens of prompts, and whether it computes at all.
         self._in_flight: deque[tuple[float, int, bool]] = deque()
