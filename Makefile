@@ -9,14 +9,14 @@
 #
 # PYTHON=python3.12      another Python than `python3`
 # TORCH_INDEX=URL        the package index to get PyTorch from, for instance one of CPU builds
-# JOBS=4                 so many files of tests at a time
+# JOBS=8                 so many files of tests at a time
 # CONSTRAINTS=/dev/null  the newest versions within the bounds of pyproject.toml, and not those that CI runs with
 
 PYTHON ?= python3
 VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
-# More than CI has cores, because tests wait for processes and clocks: on two cores two at a time leave a third unused.
-JOBS ?= 3
+# More than CI has cores, because tests wait for processes and clocks: on two cores three at a time leave a sixth unused.
+JOBS ?= 4
 BIN := $(VENV)/bin
 # pip itself would compile one file after the other, for a minute on a slow core. A few of them are no Python of today.
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
