@@ -8,6 +8,11 @@ from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
+from rich import box
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
+from rich.text import Text
 
 from rota.commands.adapters.inspect import inspect
 from rota.commands.server_call import DEFAULT_URL, ask
@@ -34,9 +39,6 @@ Folder = Annotated[
 
 def listed(base_url: BaseUrl = DEFAULT_URL, api_key: ApiKey = None) -> None:
     """List the adapters of a running server, their versions, and where their requests go."""
-    # Imported here, so that `rota --help` does not wait for tables.
-    from rota.commands.adapters.tables import print_adapters, print_routes
-
     print_adapters(ask(base_url, api_key, "/v1/adapters")["data"])
     print_routes(ask(base_url, api_key, "/v1/routes")["data"])
 
@@ -133,9 +135,6 @@ def route(
     api_key: ApiKey = None,
 ) -> None:
     """Show where the requests of a name go on a running server, or send them to several targets by weight."""
-    # Imported here, so that `rota --help` does not wait for tables.
-    from rota.commands.adapters.tables import print_routes
-
     at = base_url, api_key, f"/v1/adapters/{quote(name)}/route"
     options = {key: value for key, value in {"shadow": shadow, "rollback": rollback}.items() if value is not None}
     if end:
@@ -221,3 +220,43 @@ def adapters_app() -> typer.Typer:
     app.command(name="route")(route)
     app.command(name="quarantine")(quarantine)
     return app
+
+
+# ── tables ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def print_adapters(adapters: Sequence[dict[str, Any]]) -> None:
+    """A line for each version, the current one last."""
+    if not adapters:
+        print("No adapter is loaded that this key may use.")
+        return
+    table = Table("adapter", "version", "state", "memory", "path", box=box.SIMPLE, pad_edge=False)
+    for adapter in adapters:
+        for version in adapter["versions"]:
+            memory = decimal(version["bytes"]) if version["bytes"] else ""
+            row = (adapter["name"], str(version["version"]), version["state"], memory, version["path"] or "")
+            table.add_row(*(Text(word, overflow="fold") for word in row))
+    _console().print(table)
+
+
+def print_routes(routes: Sequence[dict[str, Any]]) -> None:
+    for route in routes:
+        for line in route_lines(route):
+            _console().print(Text(line))
+
+
+def route_lines(route: dict[str, Any]) -> list[str]:
+    """Where the requests of a name go, and why, if that has changed by itself."""
+    counts: dict[str, int] = route["requests"]
+    shares = [f"{weight:.1%} to {target} ({counts.get(target, 0)})" for target, weight in route["targets"].items()]
+    shadow = f"; copies to {route['shadow']}" if route["shadow"] else ""
+    lines = [f"{route['name']}: {', '.join(shares)}{shadow}; rolls back to {route['rollback']}"]
+    if back := route["rolled_back"]:
+        lines.append(f"{route['name']} was rolled back: {back['reason']}")
+    if route["shadow_ended"]:
+        lines.append(f"{route['name']} sends no more copies: {route['shadow_ended']}")
+    return lines
+
+
+def _console() -> Console:
+    return Console(highlight=False, soft_wrap=True)
