@@ -89,6 +89,10 @@ def importers() -> dict[str, set[str]]:
     return found
 
 
+def imported_once() -> list[str]:
+    return [path for path, by in importers().items() if len(by) == 1]
+
+
 def with_one_importer() -> list[str]:
     """Modules that one other imports, and no table names. Packages that hand a name on are no importers."""
     found = {path: {one for one in by if not one.endswith("__init__.py")} for path, by in importers().items()}
@@ -136,6 +140,7 @@ def report() -> dict[str, float]:
         "nine functions in ten have at most": p90(functions),
         "longest function": max(functions.values()),
         "share of modules with one importer": round(len(with_one_importer()) / len(modules), 3),
+        "… with those that a table names": round(len(imported_once()) / len(modules), 3),
         "class names used twice": len(names_used_twice()),
         "files in scheduler": below("scheduler"),
         "files in engine/lora": below("engine/lora"),
