@@ -109,7 +109,7 @@ def test_what_is_under_way_is_named(monkeypatch, under_way, waits_for):
 
 
 @pytest.mark.parametrize(("at", "delay"), [(10.5, "a delay of 0.5 s"), (9.0, "a delay of 0.0 s")])
-def test_a_delay_that_is_over_is_none(monkeypatch, at, delay):
+def test_of_a_delay_what_is_left_is_named_and_never_less_than_nothing(monkeypatch, at, delay):
     monkeypatch.setattr(Later, "at", at)
     monkeypatch.setitem(SLOT_POLICIES, NEVER.lora_policy, Later.from_config)
     stage = asked("waits", slots=1)

@@ -35,7 +35,7 @@ from rota.engine.step.graphs import Kind
 from rota.engine.step.inputs import Rows
 from rota.start import START
 
-# On a GPU a decode is timed so often, and the shortest time counts: each takes milliseconds, and one may be delayed.
+# A decode on a GPU is timed this many times, and the shortest counts: it takes milliseconds, and one may be delayed.
 FEW_DECODES = 3
 
 

@@ -388,7 +388,7 @@ class Leavers:
         return self._pop(line)
 
     def _pop(self, line: list[AdapterView]) -> AdapterView:
-        """Claims are compared once one leaves: mostly none does. The smallest claim goes first."""
+        """Claims are compared only when a resident leaves; in most passes none does. The smallest goes first."""
         for views in self._unsorted:
             by_claim(views, self._now)
         self._unsorted = ()

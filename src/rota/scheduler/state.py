@@ -328,7 +328,7 @@ class SchedulerState:
         builder.ask_again(builder.now)
 
     def note_readers(self, sequences: Iterable[Sequence], at: float) -> None:
-        """They are in no more steps from this moment on: until when does the text last that their readers have?"""
+        """They take part in no step from this moment on. Until when their readers have text is noted."""
         if self.read_s:
             for sequence in sequences:
                 sequence.note_reader(at, self.step_s, self.read_s)

@@ -44,7 +44,7 @@ class EngineWhereabouts:
 
     node: str = ""
     is_alive: bool = False
-    node_id: str = ""
+    node_id: str = ""  # by which Ray knows it; `node` is its address
 
 
 def look(ray: Any) -> Sight | None:
