@@ -121,6 +121,19 @@ def test_a_slot_is_kept_for_an_adapter_while_it_is_read(monkeypatch):
     assert loads(stage.step()) == [2]
 
 
+def test_an_adapter_that_is_kept_a_slot_and_cannot_start_stops_none_behind_it(monkeypatch):
+    monkeypatch.setitem(SLOT_POLICIES, "keeps", lambda _config, _capacity: KeepsForTwo())
+    stage = Stage(adapters=4, slots=2, policy=PolicyConfig(lora_policy="keeps"), blocks=12)
+    stage.seat(1, 3, max_new_tokens=1)
+    stage.ask("holds", prompt=100, max_new_tokens=400)
+    stage.step()
+    for adapter in (1, 2, 3):
+        stage.ask(f"waits{adapter}", adapter, at=3.0, prompt=100)
+    stage.ask("able", adapter=4, at=2.0)
+
+    assert loads(stage.step(at=4.0)) == [4]
+
+
 def test_a_resident_that_runs_never_leaves_under_wait():
     stage = Stage(slots=1, policy=WAIT)
     stage.seat(1)
