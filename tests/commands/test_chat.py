@@ -119,7 +119,7 @@ def test_a_message_may_begin_with_a_slash_and_have_several_lines(say, device):
         ("/adapter zebra", "rota: The server has no 'zebra'; there are letters, poet, owl.\n"),
         ("/adapter", "rota: Name an adapter; there are letters, poet, owl.\n"),
         ("/dance", "rota: There is no command /dance; /help lists the commands.\n"),
-        ("x" * 500, "it must stay within the context of 200.\n"),
+        ("x" * 500, "maximum context length is 200 tokens, and the answer needs at least one of them.\n"),
     ],
 )
 def test_an_error_is_one_sentence_and_the_chat_goes_on(say, line, sentence):

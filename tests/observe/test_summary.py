@@ -216,16 +216,23 @@ def failing(*codes: FaultCode) -> Recorder:
 
 
 def test_failed_requests_are_counted_by_reason_in_all_and_for_each_adapter():
-    summary = failing(FaultCode.QUEUE_FULL, FaultCode.KV_TOO_SMALL, FaultCode.QUEUE_FULL).summary()
+    summary = failing(FaultCode.QUEUE_FULL, FaultCode.PROMPT_TOO_LONG, FaultCode.QUEUE_FULL).summary()
 
-    assert summary["failures"] == summary["adapters"]["2"]["failures"] == {"kv_too_small": 1, "queue_full": 2}
+    assert (
+        summary["failures"] == summary["adapters"]["2"]["failures"] == {"context_length_exceeded": 1, "queue_full": 2}
+    )
     assert summary["adapters"]["0"]["failures"] == {}
 
 
 def test_a_run_without_a_kind_of_failure_counts_as_zero_in_the_mean():
-    runs = [failing(FaultCode.QUEUE_FULL, FaultCode.QUEUE_FULL), failing(), failing(FaultCode.KV_TOO_SMALL), failing()]
+    runs = [
+        failing(FaultCode.QUEUE_FULL, FaultCode.QUEUE_FULL),
+        failing(),
+        failing(FaultCode.PROMPT_TOO_LONG),
+        failing(),
+    ]
 
-    assert mean_of([run.summary() for run in runs])["failures"] == {"kv_too_small": 0.25, "queue_full": 0.5}
+    assert mean_of([run.summary() for run in runs])["failures"] == {"context_length_exceeded": 0.25, "queue_full": 0.5}
 
 
 # ── tokens that are noted many at once ────────────────────────────────────────────────────────────────────────────────

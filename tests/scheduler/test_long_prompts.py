@@ -53,8 +53,9 @@ def test_a_cache_that_can_never_hold_it_is_said_with_what_to_change():
     (ending,) = there.said(Finished)
     assert ending.fault is not None
     assert ending.fault.message == (
-        "The prompt has 100000 tokens, but the KV cache holds 96000 in all; shorten the prompt, or give the server "
-        "more memory (mem_fraction_static, kv_blocks)."
+        "The prompt is too long: 100000 tokens > 95999 maximum. This model's maximum context length is 96000 tokens "
+        "here, as many as the KV cache holds (mem_fraction_static, kv_blocks), and the answer needs at least one of "
+        "them."
     )
 
 
@@ -65,5 +66,6 @@ def test_a_context_that_is_too_short_is_said_with_its_length():
     (ending,) = there.said(Finished)
     assert ending.fault is not None
     assert ending.fault.message == (
-        "The prompt has 100000 tokens; with at least one token of output it must stay within the context of 65536."
+        "The prompt is too long: 100000 tokens > 65535 maximum. This model's maximum context length is 65536 tokens, "
+        "and the answer needs at least one of them."
     )

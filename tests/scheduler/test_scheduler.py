@@ -108,7 +108,7 @@ def test_a_request_ends_by_length_where_it_asked_or_where_the_context_ends():
     ("prompt", "found", "code", "number"),
     [
         (12, {"max_sequence_tokens": 12}, FaultCode.PROMPT_TOO_LONG, "12"),
-        (40, {"blocks": 2, "block_size": 16}, FaultCode.KV_TOO_SMALL, "32"),
+        (40, {"blocks": 2, "block_size": 16}, FaultCode.PROMPT_TOO_LONG, "32"),
         ((5, 100, 7), {"vocabulary": 100}, FaultCode.BAD_FIELD, "100"),
     ],
 )

@@ -241,7 +241,7 @@ def test_a_minute_that_is_used_up_is_429_with_the_time_it_takes(client):
         ({"json": PROMPT | {"temperature": -1}}, 400),
         ({"content": b"{"}, 400),
         ({"json": PROMPT | {"model": "owl"}}, 404),
-        ({"json": PROMPT | {"prompt": "x" * 300}}, 413),
+        ({"json": PROMPT | {"prompt": "x" * 300}}, 400),
     ],
 )
 def test_a_call_that_is_refused_for_what_it_says_counts_and_one_that_is_refused_by_the_limit_does_not(

@@ -124,9 +124,10 @@ def test_a_prompt_that_is_none_is_refused(client, prompt, param, words):
 def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenized(client, prompt, param):
     response = client.post("/v1/completions", json={"prompt": prompt})
 
-    assert (response.status_code, error_of(response)["param"]) == (413, param)
+    assert (response.status_code, error_of(response)["param"]) == (400, param)
     assert error_of(response)["message"] == (
-        "The prompt has 900000 characters, which cannot fit into the context of 200 tokens."
+        "The prompt is too long: its 900000 characters cannot fit. This model's maximum context length is 200 tokens, "
+        "and the answer needs at least one of them."
     )
 
 

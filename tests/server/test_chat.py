@@ -219,7 +219,7 @@ def test_what_is_not_supported_is_refused_by_name(ask, client, device, fields, p
 
 
 @pytest.mark.parametrize("length", [CONTEXT, 300 * CONTEXT])
-def test_a_conversation_longer_than_the_context_is_413_whether_it_is_tokenized_or_not(ask, length):
+def test_a_conversation_longer_than_the_context_is_400_whether_it_is_tokenized_or_not(ask, length):
     response = ask([{"role": "user", "content": "x" * length}])
 
-    assert (response.status_code, error_of(response)["param"]) == (413, "messages")
+    assert (response.status_code, error_of(response)["param"]) == (400, "messages")

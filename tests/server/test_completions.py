@@ -352,11 +352,11 @@ def test_an_unknown_model_is_never_served_by_another(ask):
 
 @pytest.mark.parametrize("fields", [{}, {"stream": True}, {"echo": True, "max_tokens": 0}])
 @pytest.mark.parametrize(("prompt", "param"), [("x" * 300, "prompt"), (["x", "x" * 300], "prompt.1")])
-def test_a_prompt_longer_than_the_context_is_413_with_the_numbers(ask, fields, prompt, param):
+def test_a_prompt_longer_than_the_context_is_400_with_the_numbers(ask, fields, prompt, param):
     response = ask(prompt, **fields)
     error = response.json()["error"]
 
-    assert (response.status_code, error["param"]) == (413, param)
+    assert (response.status_code, error["param"]) == (400, param)
     assert "300 tokens" in error["message"]
     assert "200" in error["message"]
 

@@ -135,7 +135,7 @@ def test_every_error_of_the_route_has_anthropics_shape(client):
     assert kinds == [
         (401, "error", "authentication_error"),
         (404, "error", "not_found_error"),
-        (413, "error", "request_too_large"),
+        (400, "error", "invalid_request_error"),
         (429, "error", "rate_limit_error"),
         (405, "error", "invalid_request_error"),
     ]

@@ -269,15 +269,15 @@ LONG = CONTEXT + 1
     [
         ({"text": "a", "lora_path": "owl"}, 404, "lora_path"),
         ({"text": ["a", "b"], "lora_path": ["poet", "owl"]}, 404, "lora_path.1"),
-        ({"text": "a" * LONG}, 413, "text"),
-        ({"text": ["a", "a" * LONG]}, 413, "text.1"),
-        ({"text": ["a", "a" * LONG], "sampling_params": {"n": 2}}, 413, "text.1"),
-        ({"text": "a" * 300 * LONG}, 413, "text"),
-        ({"input_ids": [7] * LONG}, 413, "input_ids"),
-        ({"input_ids": [[7], [7] * LONG]}, 413, "input_ids.1"),
+        ({"text": "a" * LONG}, 400, "text"),
+        ({"text": ["a", "a" * LONG]}, 400, "text.1"),
+        ({"text": ["a", "a" * LONG], "sampling_params": {"n": 2}}, 400, "text.1"),
+        ({"text": "a" * 300 * LONG}, 400, "text"),
+        ({"input_ids": [7] * LONG}, 400, "input_ids"),
+        ({"input_ids": [[7], [7] * LONG]}, 400, "input_ids.1"),
     ],
 )
-def test_an_unknown_adapter_is_404_and_a_long_prompt_413_by_the_name_of_its_field(client, fields, status, param):
+def test_an_unknown_adapter_is_404_and_a_long_prompt_400_by_the_name_of_its_field(client, fields, status, param):
     refused = client.post("/generate", json=fields)
 
     assert (refused.status_code, error_of(refused)["param"]) == (status, param)

@@ -417,4 +417,4 @@ def test_what_is_refused_costs_no_tokens(tmp_path):
     with serving(tmp_path, keys=keys(tokens_per_minute=700), adapters=("pirate",)) as client:
         statuses = [client.post("/v1/completions", json=asked, headers=AS_ACME).status_code for _ in range(3)]
 
-    assert statuses == [413] * 3
+    assert statuses == [400] * 3

@@ -130,10 +130,10 @@ def test_a_number_without_end_is_refused_and_not_left_out(server):
     assert (response.status_code, error_of(response)["param"]) == (400, "temperature")
 
 
-def test_a_conversation_longer_than_the_context_is_413(server):
+def test_a_conversation_longer_than_the_context_is_400(server):
     response = ask(server, input="x" * CONTEXT)
 
-    assert (response.status_code, error_of(response)["param"]) == (413, "input")
+    assert (response.status_code, error_of(response)["param"]) == (400, "input")
 
 
 def heard(*texts: str) -> tuple[list[str], list[dict[str, Any]]]:

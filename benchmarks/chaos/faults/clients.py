@@ -98,7 +98,7 @@ async def flood_bodies(stage: Stage, rng: Random) -> None:
             ("/v1/completions", long, Form.OPENAI),
             ("/tokenize", tokenize, Form.PLAIN),
         ][number % 3]
-        asks.append(Ask(path, secret, body, form, manner=manner, may_get=frozenset({413, 429})))
+        asks.append(Ask(path, secret, body, form, manner=manner, may_get=frozenset({400, 413, 429})))
     await asyncio.gather(*stage.begin(asks))
 
 

@@ -26,8 +26,7 @@ class FaultCode(StrEnum):
 
     BAD_FIELD = "bad_field"
     UNKNOWN_MODEL = "model_not_found"
-    PROMPT_TOO_LONG = "prompt_too_long"
-    KV_TOO_SMALL = "kv_too_small"
+    PROMPT_TOO_LONG = "context_length_exceeded"
     QUEUE_FULL = "queue_full"
     DUPLICATE_ID = "duplicate_id"
     UNKNOWN_ADAPTER = "unknown_adapter"
@@ -64,6 +63,15 @@ class Fault:
     code: FaultCode
     message: str
     param: str | None = None
+
+
+def prompt_too_long(size: str, most: int, param: str, why: str = "") -> Fault:
+    """In the words that clients look for, who then send less, or ask a model with a larger context."""
+    message = (
+        f"The prompt is too long: {size}. This model's maximum context length is {most} tokens{why}, and the answer "
+        "needs at least one of them."
+    )
+    return Fault(FaultCode.PROMPT_TOO_LONG, message, param)
 
 
 class RotaError(Exception):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from rota.core.errors import Fault, FaultCode
+from rota.core.errors import Fault, FaultCode, prompt_too_long
 from rota.core.events import PrefillsReleased
 from rota.core.ids import BlockId, RequestId
 from rota.core.request import Request
@@ -47,19 +47,11 @@ class RequestLimits:
     def _fault_of_prompt(self, request: Request, kv_tokens: int) -> Fault | None:
         length = len(request.prompt)
         if length >= self.max_sequence_tokens:
-            return Fault(
-                FaultCode.PROMPT_TOO_LONG,
-                f"The prompt has {length} tokens; with at least one token of output it must stay within the "
-                f"context of {self.max_sequence_tokens}.",
-                "prompt",
-            )
+            longest = self.max_sequence_tokens
+            return prompt_too_long(f"{length} tokens > {longest - 1} maximum", longest, "prompt")
         if length >= kv_tokens:
-            return Fault(
-                FaultCode.KV_TOO_SMALL,
-                f"The prompt has {length} tokens, but the KV cache holds {kv_tokens} in all; shorten the prompt, "
-                f"or give the server more memory (mem_fraction_static, kv_blocks).",
-                "prompt",
-            )
+            why = " here, as many as the KV cache holds (mem_fraction_static, kv_blocks)"
+            return prompt_too_long(f"{length} tokens > {kv_tokens - 1} maximum", kv_tokens, "prompt", why)
         if self.vocabulary is not None and (largest := max(request.prompt)) >= self.vocabulary:
             # A tokenizer may know more tokens than its model, such as padding; an unknown id would crash the device.
             return Fault(

@@ -50,8 +50,7 @@ ERROR_KINDS: dict[FaultCode, ErrorKind] = {
         503, "Engines died while they read this adapter; an operator may lift the quarantine."
     ),
     FaultCode.NOT_PAUSED: ErrorKind(409, "The server was resumed while /pause waited for its answers."),
-    FaultCode.PROMPT_TOO_LONG: ErrorKind(413, "The prompt does not fit the context."),
-    FaultCode.KV_TOO_SMALL: ErrorKind(413, "The prompt would not fit the KV cache even if it were empty."),
+    FaultCode.PROMPT_TOO_LONG: ErrorKind(400, "The prompt does not fit the context, or the whole KV cache."),
     FaultCode.BODY_TOO_LARGE: ErrorKind(
         413, "The body is larger than `--max-body-mb`, holds too many values, or takes too long to read."
     ),

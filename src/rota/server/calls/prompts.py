@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, WithJsonSchema
 
-from rota.core.errors import Fault, FaultCode, RequestError
+from rota.core.errors import RequestError, prompt_too_long
 from rota.text.control_tokens import texts_in
 from rota.text.speech import AS_THE_TEMPLATE_SAYS, ParserNames
 from rota.text.tokenizer import Tokenizer
@@ -121,11 +121,7 @@ class Texts:
         most = self.limits.max_sequence_tokens
         tokens = reading.kept(tokens, most)
         if most is not None and len(tokens) >= most:
-            message = (
-                f"The prompt has {len(tokens)} tokens; with at least one token of output it must stay within the "
-                f"context of {most}."
-            )
-            raise RequestError(Fault(FaultCode.PROMPT_TOO_LONG, message, param))
+            raise RequestError(prompt_too_long(f"{len(tokens)} tokens > {most - 1} maximum", most, param))
         return tokens
 
     def check_count(self, prompts: int, choices: int, param: str = "prompt", choices_param: str = "n") -> None:
@@ -142,8 +138,7 @@ class Texts:
         """Refuse a text that cannot fit even if all its tokens were the longest. Tokenizing it would waste memory."""
         most = self.limits.max_sequence_tokens
         if most is not None and characters > most * self.tokenizer.longest_token:
-            message = f"The prompt has {characters} characters, which cannot fit into the context of {most} tokens."
-            raise RequestError(Fault(FaultCode.PROMPT_TOO_LONG, message, param))
+            raise RequestError(prompt_too_long(f"its {characters} characters cannot fit", most, param))
 
     def _encode(self, place: str, one: str | list[Any], reading: PromptReading) -> Tokens:
         if isinstance(one, str):

@@ -141,8 +141,7 @@ _ERROR_CODES = {
     FaultCode.RATE_LIMITED: "rate_limit_exceeded",
     FaultCode.QUEUE_FULL: "rate_limit_exceeded",
     FaultCode.BAD_FIELD: "invalid_prompt",
-    FaultCode.PROMPT_TOO_LONG: "invalid_prompt",
-    FaultCode.KV_TOO_SMALL: "invalid_prompt",
+    FaultCode.PROMPT_TOO_LONG: "context_length_exceeded",
 }
 _CUT = {"length": "max_output_tokens", "abort": "aborted"}
 
