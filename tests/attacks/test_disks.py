@@ -19,7 +19,7 @@ JUNK_BYTES = 69_000_000
 @pytest.mark.long("a whole server starts, and a store; tests/server/test_bad_sources.py has the same with a tiny model")
 def test_junk_drives_nobody_from_the_disk(tmp_path, monkeypatch, record_property):
     pytest.importorskip("moto", reason="moto is not installed, which is the S3 server of this test")
-    pytest.importorskip("obstore", reason="obstore is not installed: rota[stores]")
+    pytest.importorskip("obstore", reason="obstore is not installed: the extra `stores`")
     from tests.sources.s3_server import s3_server
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)

@@ -59,7 +59,9 @@ def test_flashinfer_needs_a_gpu_and_to_be_installed(monkeypatch):
     with pytest.raises(ConfigError, match=r"'flashinfer', whose kernels need a GPU"):
         choose_backend(asked, CPU)
     monkeypatch.setattr("rota.engine.device.find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match=r"pip install 'rota\[flashinfer\]', or use --attention-backend triton"):
+    with pytest.raises(
+        ConfigError, match=r"pip install 'flashinfer-python[<>=.,0-9]+', or use --attention-backend triton"
+    ):
         choose_backend(asked, gpu)
     monkeypatch.setattr("rota.engine.device.find_spec", lambda name: name)
     assert choose_backend(asked, gpu) == "flashinfer"

@@ -148,7 +148,10 @@ with exported_traces(False) as enders:
 
 def test_traces_without_their_packages_are_refused_with_the_command_that_helps(monkeypatch):
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    with pytest.raises(ConfigError, match=r"pip install 'rota\[otel\]'"), exported_traces(True):
+    with (
+        pytest.raises(ConfigError, match=r"pip install 'opentelemetry-api[<>=.,0-9]+' 'opentelemetry-exporter"),
+        exported_traces(True),
+    ):
         pass
 
 

@@ -92,7 +92,7 @@ class Stage:
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory) -> Iterator[Stage]:
     pytest.importorskip("moto", reason="moto is not installed, which is the S3 server of these tests")
-    pytest.importorskip("obstore", reason="obstore is not installed: rota[stores]")
+    pytest.importorskip("obstore", reason="obstore is not installed: the extra `stores`")
     disk = _disk(tmp_path_factory.mktemp("disk"))
     with ExitStack() as stack:
         s3, hub = stack.enter_context(s3_server()), stack.enter_context(hub_server())

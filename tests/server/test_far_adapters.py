@@ -55,7 +55,7 @@ may_operate = true
 @pytest.fixture(scope="module")
 def s3() -> Iterator[S3Server]:
     pytest.importorskip("moto", reason="moto is not installed, which is the S3 server of these tests")
-    pytest.importorskip("obstore", reason="obstore is not installed: rota[stores]")
+    pytest.importorskip("obstore", reason="obstore is not installed: the extra `stores`")
     with s3_server() as server, pytest.MonkeyPatch.context() as patch:
         for name, value in server.environment.items():
             patch.setenv(name, value)

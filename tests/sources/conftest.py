@@ -23,7 +23,7 @@ def _certificates_are_few() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def only_s3() -> Iterator[S3Server]:
     pytest.importorskip("moto", reason="moto is not installed, which is the S3 server of these tests")
-    pytest.importorskip("obstore", reason="obstore is not installed: rota[stores]")
+    pytest.importorskip("obstore", reason="obstore is not installed: the extra `stores`")
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     with s3_server() as server:
         yield server

@@ -15,6 +15,7 @@ import typer.core
 
 from rota.core.errors import ConfigError
 from rota.core.options import Option, option, options_of, refuse_unknown
+from rota.core.version import how_to_install
 
 # ── outputs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 # A command checks its output files before its work.
@@ -29,7 +30,7 @@ def check_outputs(files: Iterable[str | None], plot: str | None) -> None:
         try:
             import matplotlib  # noqa: F401
         except ImportError as error:
-            raise ConfigError(f"--plot needs matplotlib ({error}): pip install 'rota[plot]'.") from error
+            raise ConfigError(f"--plot needs matplotlib ({error}): {how_to_install('plot')}.") from error
 
 
 Act = Callable[[dict[str, Any]], None]

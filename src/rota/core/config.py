@@ -132,7 +132,7 @@ class ModelConfig:
         "this machine hold, or as the devices of the Ray cluster hold, also when the cluster grows.",
     )
     data_parallel_backend: Literal["local", "ray"] = option(
-        "local", "Where replicas run: on this machine, or on the machines of a Ray cluster (needs rota[ray])."
+        "local", "Where replicas run: on this machine, or on the machines of a Ray cluster (needs the extra `ray`)."
     )
     ray_address: str | None = option(
         None,
@@ -295,7 +295,7 @@ class ServerConfig(ListenConfig):
     )
     otel: bool = option(
         False,
-        "Send a trace of every request to an OpenTelemetry collector, as the OTEL_* variables say; needs rota[otel].",
+        "Send a trace of every request to an OpenTelemetry collector, as OTEL_* say (needs the extra `otel`).",
     )
     log_format: Literal["text", "json"] = option(
         "text", "How log lines on stderr look; with 'json' every line there is a JSON object, also a library's."

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rota.core.config import LoraConfig, ModelConfig
 from rota.core.errors import ConfigError
+from rota.core.version import how_to_install
 from rota.machine import LIMITS, read_words
 
 # Where Linux says what processes can still have.
@@ -68,7 +69,7 @@ def choose_backend(config: ModelConfig, device: torch.device) -> str:
         )
     if asked == "flashinfer" and find_spec("flashinfer") is None:
         raise ConfigError(
-            "attention_backend is 'flashinfer', which is not installed here; pip install 'rota[flashinfer]', or use "
+            f"attention_backend is 'flashinfer', which is not installed here: {how_to_install('flashinfer')}, or use "
             "--attention-backend triton."
         )
     if asked == "auto":

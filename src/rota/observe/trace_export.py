@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from rota.core.errors import ConfigError
 from rota.core.events import Finished
 from rota.core.ids import RequestId
+from rota.core.version import how_to_install
 from rota.observe.journey import Journey, OnEnd
 
 # ── aside ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -53,7 +54,7 @@ _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL
 def exported_traces(is_on: bool, version: str = "") -> Iterator[list[OnEnd]]:
     """What must be told of every request's end: nothing, or a trace. Spans that wait are sent at the end.
 
-    Raises ConfigError without the packages of rota[otel]. They are imported only if traces are on.
+    Raises ConfigError without the packages of the extra `otel`. They are imported only if traces are on.
     """
     if not is_on:
         yield []
@@ -66,7 +67,7 @@ def exported_traces(is_on: bool, version: str = "") -> Iterator[list[OnEnd]]:
 
         from rota.observe.traces import Traces
     except ImportError as error:
-        raise ConfigError(f"--otel needs OpenTelemetry ({error}); pip install 'rota[otel]'.") from error
+        raise ConfigError(f"--otel needs OpenTelemetry ({error}); {how_to_install('otel')}.") from error
     _check_protocol()
     own = Resource({"service.name": "rota", "service.version": version})
     resource = Resource.create().merge(own).merge(OTELResourceDetector().detect())

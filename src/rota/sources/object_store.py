@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from rota.core.errors import ConfigError
+from rota.core.version import how_to_install
 from rota.sources.source import ChangedError, NothingError, SourceError, SourceFile, UnreachableError, refuse_size
 
 # ── store errors ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -72,7 +73,7 @@ class ObjectStore:
         try:
             import obstore
         except ImportError:
-            raise ConfigError(f"{scheme}:// needs obstore: pip install 'rota[stores]'.") from None
+            raise ConfigError(f"{scheme}:// needs obstore: {how_to_install('stores')}.") from None
         self._library: Any = obstore
         self._scheme = scheme
         self._connect_s, self._idle_s = connect_s, idle_s

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import sys
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +12,7 @@ import pytest
 
 from rota.core.config import EngineConfig, ModelConfig
 from rota.core.errors import ConfigError
+from rota.core.version import __version__
 from rota.runtime.cluster import joining
 from rota.runtime.cluster.driver import EngineWhereabouts, ending_of, find
 from rota.runtime.cluster.joining import chosen_address, in_one_line, join, own_versions, refusal, unlike, unlike_files
@@ -45,7 +45,7 @@ def test_an_address_that_is_no_clusters_is_refused(address):
 def test_without_ray_the_sentence_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr(joining, "find_spec", lambda _: None)
 
-    with pytest.raises(ConfigError, match=r"Ray is not installed here: pip install 'rota\[ray\]'\."):
+    with pytest.raises(ConfigError, match=r"Ray is not installed here: pip install 'ray[<>=.,0-9]+'\."):
         chosen_address(None, {})
 
 
@@ -173,7 +173,7 @@ def model_in(folder: Path, weights: bytes = b"w" * 5000) -> EngineConfig:
 def test_a_machine_with_the_versions_of_the_front_is_alike():
     own = own_versions()
 
-    assert {"the version of python", "the version of ray", "the version of rota", "the version of torch"} <= own.keys()
+    assert {"the version of python", "the version of ray", "the version of Rota", "the version of torch"} <= own.keys()
     assert unlike("10.0.0.2", own, own) == ""
 
 
@@ -210,7 +210,7 @@ def test_a_machine_without_the_model_is_told_where_it_must_lie(tmp_path):
         (
             "ModuleNotFoundError: No module named 'rota'",
             True,
-            f"Node 10.0.0.2 has no Rota that fits: pip install 'rota[ray]=={version('rota')}' there.",
+            f"Node 10.0.0.2 has no Rota that fits: install rota-lora-server[ray] {__version__} there.",
             True,
         ),
         (

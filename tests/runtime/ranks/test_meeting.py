@@ -115,7 +115,7 @@ def test_another_version_is_named(tmp_path, monkeypatch):
     assert "the version of torch" in own
     monkeypatch.setattr(module.metadata, "distributions", lambda **_: [SimpleNamespace(version="0.0.1")])
 
-    assert "rank 1 has 0.0.1 for the version of rota" in difference(own, {1: facts(config)})
+    assert "rank 1 has 0.0.1 for the version of torch" in difference(own, {1: facts(config)})
 
 
 def test_a_library_that_one_rank_lacks_is_named(tmp_path):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-from rota.core.version import __version__
+from rota.core.version import DISTRIBUTION, __version__
 from rota.runtime.cluster.joining import in_one_line, join, own_versions, unlike, unlike_files
 from rota.runtime.cluster.records import (
     Away,
@@ -85,7 +85,7 @@ def ending_of(number: int, error: Exception, where: EngineWhereabouts) -> Ended:
     words = str(error)
     node = where.node or "?"
     if f"{_LACKS} 'rota" in words:
-        why = f"Node {node} has no Rota that fits: pip install 'rota[ray]=={__version__}' there."
+        why = f"Node {node} has no Rota that fits: install {DISTRIBUTION}[ray] {__version__} there."
         return Ended(number=number, why=why, is_refused=True)
     if _LACKS in words:
         lacking = words.split(_LACKS, 1)[1].split("'")[1]

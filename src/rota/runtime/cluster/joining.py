@@ -13,6 +13,7 @@ from typing import Any
 
 from rota.core.config import EngineConfig
 from rota.core.errors import ConfigError
+from rota.core.version import how_to_install
 from rota.runtime.ranks.face import compared, facts, versions
 
 # ── joining ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -31,7 +32,7 @@ _TOKEN = (
 def chosen_address(asked: str | None, environ: Mapping[str, str] = os.environ) -> str:
     """The address of the cluster to join. Raises ConfigError for one that is no cluster's, or without Ray."""
     if find_spec("ray") is None:
-        raise ConfigError("data_parallel_backend is 'ray', but Ray is not installed here: pip install 'rota[ray]'.")
+        raise ConfigError(f"data_parallel_backend is 'ray', but Ray is not installed here: {how_to_install('ray')}.")
     address = asked or environ.get("RAY_ADDRESS") or "auto"
     host, _, port = address.rpartition(":")
     # "local" would start a cluster of its own, and ray:// is a proxy that no engine can reach the front through.

@@ -17,6 +17,7 @@ import zmq
 from rota.core.config import EngineConfig
 from rota.core.errors import ConfigError, EngineDiedError
 from rota.core.plan import StepPlan
+from rota.core.version import __version__
 from rota.runtime.timeouts import LINGER_S
 from rota.runtime.wire import Codec, Stop, open_socket
 from rota.runtime.world import Device
@@ -75,7 +76,7 @@ CODEC = Codec(Hello, Welcome, MeetingRefused, Numbered, Stop)
 # Facts are what must be the same on all ranks, and on all machines: versions, flags and the model's files.
 
 # As installed: their versions change what a step computes, or what ranks tell each other.
-_LIBRARIES = ("rota", "torch", "triton", "flashinfer-python")
+_LIBRARIES = ("torch", "triton", "flashinfer-python")
 # Folders differ between machines; what lies in them is compared. Only rank 0 loads the adapters to start with.
 _MAY_DIFFER = {"model_path", "lora_paths"}
 _WEIGHTS = (".safetensors", ".gguf", ".bin", ".index.json")
@@ -105,7 +106,7 @@ def compared(us: str, own: dict[str, str], them: str, theirs: dict[str, str]) ->
 
 def versions(*others: str) -> dict[str, str]:
     """Of Rota and the libraries that decide what a step computes, and of other libraries."""
-    return {
+    return {"the version of Rota": __version__} | {
         f"the version of {name}": found.version
         for name in (*_LIBRARIES, *others)
         for found in metadata.distributions(name=name)
