@@ -4,6 +4,7 @@
 # make test-long    the tests that take long, which `make test` leaves out, and Hypothesis with new examples
 # make check        what `make test` runs before the tests
 # make docs         the pages that are made from the code
+# make release      wheel, source archive, checksums, bill of materials and notes of this version, in dist
 # make constraints  newer versions of what Rota needs, tried here and written to constraints.txt
 # Each sets up what it needs in .venv first, and skips that when it is done.
 #
@@ -31,7 +32,7 @@ export OMP_WAIT_POLICY ?= passive
 # Where this is set, every process that a test starts would compile Rota for itself.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve demo test tests test-long check docs constraints clean
+.PHONY: serve demo test tests test-long check docs release constraints clean
 
 serve: $(VENV)/.serve
 	@$(TIED) $(BIN)/rota serve $(ARGS)
@@ -58,6 +59,9 @@ check: $(VENV)/.dev
 
 docs: $(VENV)/.serve
 	$(BIN)/python -m docs.generate
+
+release: $(VENV)/.dev
+	$(BIN)/python -m release dist
 
 # The sizes are of 2026-11 on x86-64 with Linux.
 $(VENV)/.serve: pyproject.toml constraints.txt

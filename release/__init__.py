@@ -1,0 +1,1 @@
+"""What a release consists of: wheel, source archive, checksums, bill of materials and the changelog's section."""
