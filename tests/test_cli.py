@@ -53,7 +53,7 @@ def test_every_config_field_is_a_flag(capsys):
 def test_help_shows_twenty_flags_in_groups_and_where_the_others_are(capsys):
     assert fail("serve", "--help") == 0
     shown = capsys.readouterr().out
-    flags = {flag for flag in re.findall(r"^ +(--[a-z-]+)", shown, re.M)}
+    flags = {flag for flag in re.findall(r"^  (--[a-z-]+)", shown, re.M)}
     common = {f"--{name.replace('_', '-')}" for names in COMMON_OPTIONS.values() for name in names}
     assert (len(common), flags) == (20, common | {"--config", "--quiet", "--help-all", "--help"})
     assert [title for title in COMMON_OPTIONS if f"\n{title}:\n" not in shown] == []

@@ -10,6 +10,7 @@ import typer
 
 from rota import __version__
 from rota.commands.flags import followers_in, spread_lists
+from rota.commands.foreign import translated
 from rota.core.config import EngineConfig, ServerConfig
 from rota.core.errors import ConfigError, RotaError
 from rota.core.options import options_of
@@ -30,6 +31,7 @@ def main(arguments: list[str] | None = None, serve: Serve = serve_model) -> None
     """The `rota` command. An error is printed as one sentence, and decides on the exit code."""
     typed = sys.argv[1:] if arguments is None else arguments
     try:
+        typed = _understood(typed)
         # Without --api-key: in `--api-key KEY MODEL` the model is not a second key.
         options = options_of(*ENGINE_CONFIGS, *_bench_configs()).values()
         make_app(serve, followers_in(typed, options), typed[0] if typed else "")(spread_lists(typed, options))
@@ -42,6 +44,16 @@ def main(arguments: list[str] | None = None, serve: Serve = serve_model) -> None
         # An extension that needs another one, which was left out.
         print(f"rota: This needs {error.name}, and this installation was made without it.", file=sys.stderr)
         sys.exit(ConfigError.exit_code)
+
+
+def _understood(typed: list[str]) -> list[str]:
+    """The same with our flags in the place of vLLM's and SGLang's; each is told of."""
+    if typed[:1] != ["serve"]:
+        return typed
+    understood, sentences = translated(typed)
+    for sentence in sentences:
+        print(sentence)  # stderr is the log's, where each line may have to be JSON
+    return understood
 
 
 def _bench_configs() -> tuple[type, ...]:

@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ import typer
 
 from rota import __version__
 from rota.commands.flags import config_file, help_all, make_command, parameter, quiet_flag, with_file
+from rota.commands.foreign import also_called
 from rota.core.config import EngineConfig, ServerConfig
 from rota.core.errors import ConfigError
 from rota.core.lora_paths import parse_lora_path
@@ -261,7 +263,7 @@ def serve_command(serve: Serve, followers: Collection[str] = ()) -> Callable[...
     return make_command(
         act,
         "Serve MODEL over HTTP: a folder in Hugging Face format or a name on a hub. Without MODEL: the built-in model.",
-        options_of(*SERVE_CONFIGS).values(),
+        [replace(one, help=one.help + also_called(one.name)) for one in options_of(*SERVE_CONFIGS).values()],
         model_argument(),
         config_file(),
         quiet_flag("No progress bars, and only warnings in the log."),
