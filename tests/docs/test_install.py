@@ -27,7 +27,8 @@ def checkout(tmp_path: Path) -> Path:
     """A copy of the repository whose development environment is the one that runs this."""
     shutil.copytree(DOCS.parent, tmp_path / "rota", ignore=LEFT_OUT)
     (tmp_path / "rota/.venv").mkdir()
-    (tmp_path / "rota/.venv/bin").symlink_to(Path(sys.executable).parent)
+    for part in ("bin", "lib", "pyvenv.cfg"):
+        (tmp_path / "rota/.venv" / part).symlink_to(Path(sys.prefix) / part)
     for stamp in (".serve", ".dev"):
         (tmp_path / "rota/.venv" / stamp).touch()
     return tmp_path / "rota"
