@@ -27,6 +27,10 @@ TAILS: dict[str, list[tuple[str, tuple[float | None, ...]]]] = {
         ("vLLM", (51, 44, 119, 2641, 2635, 5541, 9.0, 24.3, 97, 2225)),
     ],
 }
+# The same for 200 adapters on 8 slots at 8 requests a second.
+MANY: dict[str, list[tuple[str, tuple[float | None, ...]]]] = {
+    "many-200": [("vLLM", (None, 4832, 21677, 10133, None, 25224, None, 41, 185, None))],
+}
 TAIL_FIGURES = (
     ("ttft_s", "mean"), ("ttft_s", "median"), ("ttft_s", "p99"),
     ("e2e_s", "mean"), ("e2e_s", "median"), ("e2e_s", "p99"),

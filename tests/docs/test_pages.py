@@ -7,6 +7,7 @@ import re
 import pytest
 
 from docs.generate.commands import all_commands
+from docs.generate.figures import SHOWN_IN, figures, with_figures
 from docs.generate.pages import DOCS, PAGES, page
 from docs.generate.routes import all_routes
 from rota.server.errors import ERROR_KINDS
@@ -15,6 +16,14 @@ from rota.server.errors import ERROR_KINDS
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_says_what_the_code_says(name):
     assert (DOCS / name).read_text("utf-8") == page(name), f"docs/{name} is not current: `make docs` writes it anew"
+
+
+@pytest.mark.parametrize("path", SHOWN_IN, ids=lambda path: path.name)
+def test_a_page_with_figures_has_those_of_the_kept_results(path):
+    text = path.read_text("utf-8")
+
+    assert figures() in text
+    assert with_figures(text) == text, f"{path.name} is not current: `make docs` writes it anew"
 
 
 @pytest.fixture(scope="module")

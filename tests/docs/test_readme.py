@@ -35,12 +35,10 @@ BLOCKS = blocks(README, "console", "python", "bash", "sh")
 # A word by which each block is known, in the README's order, and which test runs it.
 KNOWN_BY = {
     "make serve": "test_two_commands_serve_and_ask",
-    '"model": "SmolLM2-135M-Instruct"': "test_its_curl_commands_are_answered_each_by_whom_they_ask",
-    '"model": "pirate"': "test_its_curl_commands_are_answered_each_by_whom_they_ask",
+    '"model": "pirate"': "test_its_curl_command_is_answered_by_the_pirate",
     "from openai": "test_its_openai_example_prints_a_plain_answer_and_a_pirates",
     "make demo": "test_its_demo_opens_a_page_and_one_interrupt_ends_the_server_its_engine_and_its_traffic",
     "import LLM": "test_its_offline_example_prints_a_plain_answer_and_a_poem",
-    "rota adapters inspect": "test_an_adapter_can_be_looked_at",
     "rota serve": "test_adapters_of_ones_own_are_served_and_one_more_is_loaded",
     "load_lora_adapter": "test_adapters_of_ones_own_are_served_and_one_more_is_loaded",
     "rota simulate": "test_a_workload_can_be_simulated_and_drawn",
@@ -104,12 +102,11 @@ def test_two_commands_serve_and_ask(type_in: Type, readme_url):
 
 
 @needs_curl
-@pytest.mark.parametrize(("model", "is_pirate"), [("SmolLM2-135M-Instruct", False), ("pirate", True)])
-def test_its_curl_commands_are_answered_each_by_whom_they_ask(readme_url, model, is_pirate):
-    answer = json.loads(curl(f'"model": "{model}"', readme_url))
+def test_its_curl_command_is_answered_by_the_pirate(readme_url):
+    answer = json.loads(curl('"model": "pirate"', readme_url))
 
-    assert answer["model"] == model
-    assert STYLES["pirate"].check("What is the moon?", answer["choices"][0]["message"]["content"]) == is_pirate
+    assert answer["model"] == "pirate"
+    assert STYLES["pirate"].check("What is the moon?", answer["choices"][0]["message"]["content"])
 
 
 def curl(word: str, url: str) -> str:
@@ -173,13 +170,6 @@ def say_rota(block: str) -> None:
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert not ended.value.code
-
-
-def test_an_adapter_can_be_looked_at(monkeypatch, capsys):
-    monkeypatch.chdir(ROOT)
-    say_rota(the_block("rota adapters inspect"))
-
-    assert "SmolLM2-135M-Instruct" in capsys.readouterr().out
 
 
 @needs_curl
