@@ -84,6 +84,17 @@ def test_a_comparison_has_a_line_and_a_summary_for_each_policy(scenario, tmp_pat
         assert_is_summary(summary)
 
 
+def test_a_simulation_says_of_each_policy_whether_slots_are_too_few(tmp_path, capsys):
+    client = "requests = 80\nrate_per_s = 4.0\nadapters = 6\noutput_tokens = [200, 400]\n"
+    file = tmp_path / "crowd.toml"
+    file.write_text(f"[[clients]]\n{client}")
+
+    assert simulate(str(file), "--slots", "2", "--compare", "wait,rotate", "--quiet") == 0
+    assert "\nwait: More adapters are busy than there are slots: " in capsys.readouterr().out
+    assert simulate(str(file), "--slots", "6", "--quiet") == 0
+    assert "More adapters are busy" not in capsys.readouterr().out
+
+
 def test_routers_have_a_line_and_a_summary_each_and_replicas_on_request(scenario, tmp_path, capsys):
     file, flags = tmp_path / "numbers.json", ("--replicas", "2", "--routers", "adapters,round-robin")
     assert simulate(scenario, *flags, "--json", str(file)) == 0

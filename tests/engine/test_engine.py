@@ -182,6 +182,11 @@ def test_the_capacity_says_what_the_slots_for_adapters_take(folder: Path):
     engine = build_engine(asked)
     place = slot_bytes(engine.spec, 8, torch.float32)
     assert engine.capacity.adapter_bytes == 3 * place
+    assert engine.capacity.slot_bytes == place, "what a fourth would take"
+    assert (
+        build_engine(replace(asked, lora=LoraConfig(max_loras_per_batch=4, max_lora_rank=8))).capacity.adapter_bytes
+        == 4 * place
+    )
 
 
 def test_the_shortest_context_still_works(folder: Path, oracle: PreTrainedModel):

@@ -7,14 +7,18 @@ import os
 import signal
 import socket
 import threading
+import time
 from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
 from rota.core.config import ServerConfig
 from rota.core.errors import ConfigError
+from rota.core.ids import AdapterId, RequestId
+from rota.observe.slot_pressure import WINDOW_S, SlotPressure
 from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
 from rota.runtime.service import ServicePhase
@@ -366,6 +370,37 @@ def test_in_rotation_the_list_is_of_those_in_a_slot_and_the_rest_wait(tmp_path):
         for thread in threads:
             thread.join()
         assert until(lambda: pod_of(client).waiting == 0)
+
+
+def test_operators_are_told_that_slots_are_too_few(tmp_path, caplog):
+    """Requests for three adapters on two slots, none of which was ready for half a minute."""
+    pressures: list[SlotPressure] = []
+
+    def kept(app: FastAPI) -> FastAPI:
+        pressures.append(app.state.context.pressure)
+        return app
+
+    with serving(tmp_path, around=kept) as client:
+        for adapter in (1, 2, 3):
+            began_at = time.monotonic() - 3 * WINDOW_S
+            pressures[0].asked(RequestId(f"r{adapter}"), AdapterId(adapter), began_at)
+        pressures[0].advance(began_at)
+        warning, short = (
+            client.get("/server_info").json()["slots"]["warning"],
+            read(client)("rota_slots_short", engine="0"),
+        )
+
+    assert warning.startswith("More adapters are busy than there are slots: 3 on 2. ")
+    assert short == pytest.approx(1.0, abs=0.1)
+    assert [one.getMessage() for one in caplog.records].count("More adapters are busy than there are slots.") == 1
+
+
+def test_nobody_is_told_of_slots_that_are_enough(tmp_path, caplog):
+    with serving(tmp_path, adapters=("pirate",)) as client:
+        complete(client, model="pirate")
+        assert client.get("/server_info").json()["slots"]["warning"] is None
+        assert read(client)("rota_slots_short", engine="0") == 0
+    assert "slots" not in caplog.text
 
 
 def test_operators_can_do_without_the_names_of_the_picker(tmp_path):

@@ -302,6 +302,7 @@ def test_operators_are_told_what_runs_here(client):
         "matrices": 0,
         "bytes": 2_000_000,
         "annexed": [],
+        "warning": None,
     }
     assert len(server["internal_states"]) == REPLICAS
     for state in server["internal_states"]:

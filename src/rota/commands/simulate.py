@@ -21,6 +21,7 @@ from rota.core.policy_config import PolicyConfig
 from rota.engine.progress import Progress
 from rota.observe.journal import Journal
 from rota.observe.observer import Observer
+from rota.observe.slot_pressure import SlotPressure, SlotShortage
 from rota.observe.summary import Recorder, mean_of
 from rota.observe.table import print_table
 from rota.policy.policy_options import policy_config
@@ -138,11 +139,13 @@ def simulate(given: dict[str, Any]) -> None:
     lora = replace(lora_config(scenario, slots), **_among(SCHEDULED, chosen))
     variants = variants_of(asked, policy_config(chosen, _names_of(asked.compare)))
     summaries, pictures = {}, {}
+    shortages: dict[str, SlotShortage | None] = {}
     with _counting(scenario, asked.seeds * len(variants), chosen) as endings, _journal(asked) as journals:
         for variant in variants:
             runs = []
             for seed in range(asked.seed, asked.seed + asked.seeds):
-                observers: list[Observer] = [endings, *journals]
+                pressure = SlotPressure(lambda _: (scenario.slots if slots is None else slots, 0))
+                observers: list[Observer] = [endings, pressure, *journals]
                 is_drawn = asked.plot and seed == asked.seed
                 if is_drawn:
                     observers.append(tenures := plots.Tenures())
@@ -164,11 +167,13 @@ def simulate(given: dict[str, Any]) -> None:
                 )
                 recorder = simulation.run()
                 runs.append(simulation.summary())
+                shortages[variant.label] = pressure.worst or shortages.get(variant.label)
                 if is_drawn:
                     tenures.close()
                     pictures[variant.label] = plots.Picture(recorder, tenures, simulation.starts_at)
             summaries[variant.name] = mean_of(runs)
     print_table({one.label: summaries[one.name] for one in variants}, asked.per_adapter, asked.per_replica)
+    print(*(f"{name}: {shortage}\n" for name, shortage in shortages.items() if shortage), sep="", end="")
     if asked.json:
         _write(summaries, asked, Path(asked.json))
     if asked.plot:

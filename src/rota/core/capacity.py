@@ -15,6 +15,7 @@ class Capacity:
     max_sequence_tokens: int
     slots: int = 0  # adapters a step may hold
     adapter_bytes: int = 0  # what the slots take on the device, with a staging buffer if there is one
+    slot_bytes: int = 0  # what one more slot would take there; 0: not known
     slot_rank: int = 0  # the largest rank that fits into a slot
     pages: int = 0  # that the slots share, as many for an adapter as its rank needs; 0: every slot holds any adapter
     matrices: int = 0  # places for an embedding or a head of an adapter's own, which the slots share

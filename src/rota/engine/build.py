@@ -23,7 +23,7 @@ from rota.engine.families.decoder import Attention, Kernels
 from rota.engine.families.table import make_model
 from rota.engine.kv_cache import CacheShape, KVCache, count_blocks
 from rota.engine.lora.adapters import Adapters, Project
-from rota.engine.lora.bank import Bank
+from rota.engine.lora.bank import Bank, slot_bytes
 from rota.engine.lora.base import BaseEmbedHead, BaseMatrices
 from rota.engine.lora.embed_head import EmbedHead, EmbedHeadBank, matrix_bytes
 from rota.engine.lora.files.brought import Brought
@@ -164,6 +164,7 @@ def _assemble(
         max_sequence_tokens=spec.context_length,
         slots=chosen.bank.slots,
         adapter_bytes=adapters.bank.size_bytes,
+        slot_bytes=slot_bytes(spec, chosen.bank.rank, chosen.dtype) if chosen.bank.slots else 0,
         slot_rank=chosen.bank.rank,
         pages=chosen.bank.pages,
         matrices=chosen.bank.matrices,

@@ -79,6 +79,12 @@ def _engines_slots(taken: Snapshot) -> list[Row] | None:
     return [((str(one.engine_id),), (one, taken.slot_states(one.engine_id))) for one in taken.inspected] or None
 
 
+def _shortages(taken: Snapshot) -> list[Row]:
+    """Of each engine, the shortage of its slots, or None."""
+    found = taken.metrics.shortages()
+    return [((str(engine_id),), found.get(engine_id)) for engine_id in taken.metrics.engines]
+
+
 def _open_requests(taken: Snapshot) -> list[Row] | None:
     return [((label,), one) for label, one in taken.open_requests().items()] if taken.inspected else None
 
@@ -117,6 +123,15 @@ GROUPS = (
         ("engine",),
         lambda taken: [((str(id),), one) for id, one in taken.metrics.engines.items()],
         *metrics_of(EngineMeters),
+    ),
+    MetricGroup(
+        ("engine",),
+        _shortages,
+        _gauge(
+            "rota_slots_short",
+            "Busy adapters beyond the slots while they wait long for one; 0: the slots are enough.",
+            lambda one: one.busy - one.slots if one else 0.0,
+        ),
     ),
     MetricGroup(
         ("adapter",),

@@ -43,6 +43,7 @@ from rota.observe.meters import (
     TrafficMeters,
     count,
 )
+from rota.observe.slot_pressure import SlotShortage
 
 
 class Metrics:
@@ -73,6 +74,7 @@ class Metrics:
         self.loaded: set[AdapterId] = set()
         self.lost: set[AdapterId] = set()  # a restarted engine could not read them again
         self.quarantined: Callable[[], int] = int  # how many are; the server knows
+        self.shortages: Callable[[], dict[EngineId, SlotShortage]] = dict  # of slots; the server knows them too
         self._handlers: dict[type[Event], Callable[[Any], None]] = {
             Routed: self._routed,
             Admitted: self._admitted,

@@ -1,4 +1,4 @@
-"""The request log has a line for each request, written at its end, and for each restart and standstill of an engine."""
+"""The request log has a line for each request, written at its end, and for each trouble of an engine."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from rota.core.events import EngineRestarted, Event, Finished
 from rota.core.ids import RequestId
 from rota.core.standstill import StoodStill, WentOn
 from rota.observe.journey import Journey
+from rota.observe.slot_pressure import SlotShortage
 
 LOG = logging.getLogger("rota.requests")
 ENGINE_LOG = logging.getLogger("rota.engine")
@@ -65,6 +66,17 @@ def _log_standstill(event: StoodStill) -> None:
     else:
         fields["waits_for"] = event.waits_for
         ENGINE_LOG.warning("The engine stands still: its requests wait.", extra={"fields": fields})
+
+
+def log_shortage(shortage: SlotShortage) -> None:
+    fields = {
+        "engine": shortage.engine_id,
+        "busy": round(shortage.busy, 1),
+        "slots": shortage.slots,
+        "wait_s": round(shortage.wait_s, 3),
+        "slot_bytes": shortage.slot_bytes,
+    }
+    ENGINE_LOG.warning("More adapters are busy than there are slots.", extra={"fields": fields})
 
 
 def _since(journey: Journey, at: float) -> float:

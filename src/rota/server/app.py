@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import fields
@@ -14,11 +15,12 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from rota.core.events import Finished
-from rota.core.ids import RequestId
+from rota.core.ids import EngineId, RequestId
 from rota.extensions import DIALECTS, found
 from rota.observe.journey import Journey, OnEnd
 from rota.observe.metrics import Metrics
-from rota.observe.request_log import log_end, log_engines
+from rota.observe.request_log import log_end, log_engines, log_shortage
+from rota.observe.slot_pressure import SlotPressure
 from rota.runtime.service import Service
 from rota.runtime.spool import Spool
 from rota.server.access.access import Access, Right
@@ -149,14 +151,17 @@ def create_app(parts: AppParts, routes: Iterable[HttpRoute]) -> FastAPI:
     shadows = Shadows(lambda request: streams.open([request]), lambda: _rows_of(service))
     first = traffic.first_routes(config.lora_routes, registry)
     split = Traffic(registry, shadows, first=first, is_open_to=access.is_open_to)
-    metrics = _metrics(parts, split)
+    pressure = SlotPressure(partial(_slots_of, service), log_shortage)
+    metrics = _metrics(parts, split, pressure)
     manager = AdapterManager(service, registry, parts.unload_timeout_s, parts.locate, config.reload_changed)
     split.tie(manager)
     answers, spool = OpenAnswers(partial(_note, metrics, shadows)), Spool()
     queries, pausing, listing = Queries(service), Pausing(service, answers), Listing(registry, manager, spool)
     heard = listing, manager, split, queries, pausing, QuarantineLog(access.blame)
     # Observers get requests and events; listeners get events only.
-    streams = Streams(service, Observers([metrics, *parts.watchers], [*(one.observe for one in heard), log_engines]))
+    streams = Streams(
+        service, Observers([metrics, pressure, *parts.watchers], [*(one.observe for one in heard), log_engines])
+    )
     prefix, roots = parts.prefix, access.adapter_roots
     context = AppContext(
         **{one.name: getattr(parts, one.name) for one in fields(parts)},
@@ -165,6 +170,7 @@ def create_app(parts: AppParts, routes: Iterable[HttpRoute]) -> FastAPI:
         pausing=pausing,
         queries=queries,
         metrics=metrics,
+        pressure=pressure,
         scrapes=Scrapes(metrics, service, queries, for_picker=config.picker_metrics),
         adapters=manager,
         updates=Updates(manager, registry, access, spool),
@@ -180,7 +186,13 @@ def create_app(parts: AppParts, routes: Iterable[HttpRoute]) -> FastAPI:
     return app
 
 
-def _metrics(parts: AppParts, split: Traffic) -> Metrics:
+def _slots_of(service: Service, engine_id: EngineId) -> tuple[int, int]:
+    """How many slots an engine has, and the bytes of one more; it has none while it is down."""
+    found = next((one.capacity for one in service.state.engines if one.engine_id == engine_id), None)
+    return (found.slots, found.slot_bytes) if found else (0, 0)
+
+
+def _metrics(parts: AppParts, split: Traffic, pressure: SlotPressure) -> Metrics:
     config, blame = parts.config, parts.access.blame
     metrics = Metrics(
         parts.registry.name_of,
@@ -192,6 +204,7 @@ def _metrics(parts: AppParts, split: Traffic) -> Metrics:
         parts.engine.policy.reader_pace,
     )
     metrics.quarantined = lambda: len(blame.quarantines)
+    metrics.shortages = lambda: pressure.shortages(time.monotonic())
     parts.access.admission.watch(metrics.limit_met)
     return metrics
 

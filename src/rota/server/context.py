@@ -14,6 +14,7 @@ from rota.core.errors import RequestError
 from rota.observe.journey import OnEnd, TraceHeaders
 from rota.observe.metrics import Metrics
 from rota.observe.observer import Observer
+from rota.observe.slot_pressure import SlotPressure
 from rota.runtime.registry import Registry
 from rota.runtime.service import Service
 from rota.server.access.access import Access
@@ -117,6 +118,7 @@ class AppContext(AppParts):
     queries: Queries
     metrics: Metrics
     scrapes: Scrapes
+    pressure: SlotPressure
     adapters: AdapterManager
     updates: Updates
     listing: Listing

@@ -330,7 +330,7 @@ _HERE = "127.0.0.1"
 # Ranks may have found different amounts of these; the ledgers then use the least. All else must be equal.
 _LEAST = ("blocks", "slots")
 # Told to users, and used by no ledger; and what rank 0 took when it was tried, since its scheduler decides.
-_OF_RANK_0 = ("adapter_bytes", "slots_from", "rank_from", "decode_s", "token_s")
+_OF_RANK_0 = ("adapter_bytes", "slot_bytes", "slots_from", "rank_from", "decode_s", "token_s")
 
 
 def build_ranks(make_device: MakeDevice, config: EngineConfig, timeouts: EngineTimeouts | None = None) -> Device[Any]:

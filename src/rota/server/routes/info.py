@@ -176,7 +176,7 @@ class ServerInfoBody(BaseModel):
     # What the slots take on the device, in use or not.
     lora_memory_bytes: int | None
     # The places for adapters at the start: how many, of which rank, why, how many pages of eight ranks they share (0:
-    # each has a place of its own), and the sites where A lie below the model's matrices.
+    # each has a place of its own), and the sites where A lie below the model's matrices. `warning`: they are too few.
     slots: dict[str, Any] | None
     loaded_adapters: dict[str, str]
     # The adapters that engines died of, and the keys that may load nothing for that.
@@ -225,7 +225,7 @@ def _capacity(context: AppContext, state: ServiceState, standings: Sequence[Insp
         "kv_cache_dtype": capacity and capacity.kv_dtype,
         "max_loras_per_batch": capacity and capacity.slots,
         "lora_memory_bytes": capacity and slot_bytes,
-        "slots": capacity and {**_slots(capacity), "bytes": slot_bytes},
+        "slots": capacity and {**_slots(capacity), "bytes": slot_bytes, "warning": _warning(context)},
     }
 
 
@@ -240,6 +240,12 @@ def _slots(capacity: Capacity) -> dict[str, Any]:
         "matrices": capacity.matrices,
         "annexed": capacity.fused_lora_a,
     }
+
+
+def _warning(context: AppContext) -> str | None:
+    """That slots are too few, of the engine where adapters wait longest for one."""
+    found = context.pressure.shortages(time.monotonic()).values()
+    return str(max(found, key=lambda one: one.wait_s)) if found else None
 
 
 def _described(standing: Inspected) -> dict[str, Any]:
