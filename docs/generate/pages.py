@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from docs.generate.commands import command
+from docs.generate.foreign import needless_flags, refused_flags, renamed_flags
 from docs.generate.routes import routes
 from docs.generate.tables import errors, metrics, picker_metrics
 from docs.generate.wrap import wrap
@@ -19,7 +20,10 @@ FILLERS: dict[str, Callable[..., str]] = {
     "command": command,
     "errors": errors,
     "metrics": metrics,
+    "needless_flags": needless_flags,
     "picker_metrics": picker_metrics,
+    "refused_flags": refused_flags,
+    "renamed_flags": renamed_flags,
     "routes": routes,
 }
 

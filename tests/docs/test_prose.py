@@ -20,6 +20,7 @@ from docs.generate.commands import all_commands
 from docs.generate.pages import DOCS, TEMPLATES
 from rota.bench.config import BenchConfig
 from rota.commands.flags import spread_lists
+from rota.commands.foreign import translated
 from rota.core.config import ServerConfig
 from rota.core.errors import ConfigError, EngineLostError
 from rota.core.options import options_of
@@ -46,7 +47,7 @@ def commands_of(page: Path) -> list[str]:
     "command", [pytest.param(line, id=f"{page.name}: {line[:60]}") for page in PAGES for line in commands_of(page)]
 )
 def test_a_command_in_a_page_has_flags_that_exist(command):
-    words = shlex.split(command, comments=True)[1:]
+    words, _ = translated(shlex.split(command, comments=True)[1:])
     name = next(name for name in all_commands() if words[: len(name.split())] == name.split())
     given = spread_lists(words[len(name.split()) :], options_of(*ENGINE_CONFIGS, BenchConfig).values())
 
