@@ -9,7 +9,7 @@ from pathlib import Path
 from docs.generate.commands import command
 from docs.generate.foreign import needless_flags, refused_flags, renamed_flags
 from docs.generate.routes import routes
-from docs.generate.tables import errors, metrics, picker_metrics
+from docs.generate.tables import errors, ignored_fields, metrics, picker_metrics
 from docs.generate.wrap import wrap
 
 DOCS = Path(__file__).parents[1]
@@ -19,6 +19,7 @@ PAGES = tuple(sorted(path.name for path in TEMPLATES.glob("*.md")))
 FILLERS: dict[str, Callable[..., str]] = {
     "command": command,
     "errors": errors,
+    "ignored_fields": ignored_fields,
     "metrics": metrics,
     "needless_flags": needless_flags,
     "picker_metrics": picker_metrics,

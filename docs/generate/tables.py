@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from rota.observe.metric import Metric
 from rota.observe.metric_table import METRICS, PICKER_METRICS
+from rota.server.calls.known_fields import IGNORABLE
 from rota.server.errors import ERROR_KINDS
 
 
@@ -34,6 +35,18 @@ def errors() -> str:
         for fault, kind in kinds
     ]
     return table(["status", "code", "type", "Retry-After", "when"], rows)
+
+
+def ignored_fields() -> str:
+    """The fields that are ignored, by the values at which they are."""
+    rows = [(listed(one.names.split()), _values(one.values), one.why) for one in IGNORABLE]
+    return table(["fields", "at", "why"], rows)
+
+
+def _values(values: Sequence[object] | None) -> str:
+    if values is None:
+        return "every value"
+    return listed(values) or "an empty value"
 
 
 def metrics() -> str:

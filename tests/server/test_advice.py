@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from rota.core.errors import RequestError
-from rota.server.calls.fields import ADVICE, Fields, Unsupported, unless
+from rota.server.calls.fields import Fields, Unsupported, unless
+from rota.server.calls.known_fields import ADVICE
 from rota.server.embeddings.call import EmbeddingFields, RerankFields
 from rota.server.messages.call import MessagesFields, TextBlock
 from rota.server.native.call import GenerateFields, NativeSampling

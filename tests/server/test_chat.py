@@ -198,7 +198,7 @@ def test_fields_that_change_nothing_are_taken(ask):
         ({"tool_choice": "required"}, "tool_choice", "asks for a call, but the request has no tools"),
         ({"response_format": {"type": "xml"}}, "response_format.type", "response_format.type should be 'text', "),
         ({"modalities": ["audio"]}, "modalities.0", "modalities.0 should be 'text'"),
-        ({"store": True}, "store", "does not support store"),
+        ({"echo": True}, "echo", "does not support echo"),
         ({"top_logprobs": 2}, "top_logprobs", "top_logprobs needs logprobs to be true"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "top_logprobs must be between 0 and 20"),
         ({"logprobs": 2}, "logprobs", "logprobs should be a valid boolean"),

@@ -80,13 +80,13 @@ def test_a_worker_gives_what_the_server_itself_would_give(folder: Path):
         (read_tokenize, {"prompt": LONG, "model": "x"}),
         (read_detokenize, {"tokens": [0xC3, 0xA9, 97] * 5000}),
     ]
-    texts = Texts(Tokenizer(folder), LIMITS)
+    tokenizer = Tokenizer(folder)
 
     async def same(room: ReadingRoom) -> None:
         for work, fields in bodies:
             raw = json.dumps(fields).encode()
             assert is_large(raw)
-            assert await read(texts, room, ANYONE, work, raw) == work(texts, raw)
+            assert await read(Texts(tokenizer, LIMITS), room, ANYONE, work, raw) == work(Texts(tokenizer, LIMITS), raw)
 
     run(folder, same)
 

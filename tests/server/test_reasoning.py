@@ -105,7 +105,6 @@ def test_thoughts_of_the_history_go_to_the_template(ask, speaker, name):
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
-        ({"reasoning_effort": "high"}, "reasoning_effort", "its chat template does not read it"),
         ({"reasoning_effort": "huge"}, "reasoning_effort", "should be 'none', 'minimal'"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages", "sets what Rota itself gives"),
         ({"chat_template_kwargs": {"bos_token": "x"}}, "chat_template_kwargs.bos_token", "sets what Rota itself gives"),

@@ -315,6 +315,11 @@ class ServerConfig(ListenConfig):
     reasoning_parser: Literal["auto", "think", "qwen3", "deepseek_r1", "mistral", "granite", "none"] = option(
         "auto", "How the model marks its thoughts before an answer; 'auto' takes it from the chat template."
     )
+    unknown_fields: Literal["auto", "refuse", "ignore"] = option(
+        "auto",
+        "Unknown fields of a request: 'auto' ignores those of a list, which change no answer, and refuses the others; "
+        "'refuse' and 'ignore' hold for all. An answer names those that were ignored in x-rota-ignored-fields.",
+    )
     lora_routes: tuple[str, ...] = option(
         (), "Traffic routes to start with, one or more: NAME=JSON, with the JSON of PUT /v1/adapters/NAME/route."
     )
@@ -361,7 +366,7 @@ class FirstAdapters:
     count: int = 0
     rank: int = 0  # the largest; 0: there is none
     pages: int = 0  # that all of them take together, each as many as its rank needs; 0: not known
-    extras: int = 0  # what any of them has besides factors, as `Extra` counts it
+    extras: int = 0  # what any of them has besides factors, as `IgnorableField` counts it
     matrices: int = 0  # an embedding or a head of their own: how many all of them have together
 
 

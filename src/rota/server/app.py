@@ -31,6 +31,7 @@ from rota.server.adapters.manager import AdapterManager
 from rota.server.adapters.resolver import Resolver
 from rota.server.adapters.updates import RemovedBody, UpdatedBody, UpdateFields, Updates
 from rota.server.adapters.upload import TensorsFields
+from rota.server.answers.respond import IGNORED_HEADER as IGNORED
 from rota.server.answers.respond import VERSION_HEADER as VERSION
 from rota.server.call import HEADER as NAME
 from rota.server.calls.reading_room import ReadingRoom
@@ -120,7 +121,7 @@ def routes_of_dialects() -> list[HttpRoute]:
 
 METHODS = ("GET", "POST", "PUT", "DELETE")
 # Of an answer's headers, those that a page may read besides the few that every page may.
-SHOWN = (NAME, VERSION, "Retry-After")
+SHOWN = (NAME, VERSION, IGNORED, "Retry-After")
 
 
 class BrowsersApp(FastAPI):

@@ -26,6 +26,7 @@ from rota.server.adapters.resolver import Resolver
 from rota.server.adapters.updates import Updates
 from rota.server.call import checked_name, keep_name, name_in
 from rota.server.calls.call import Call, ModelNames
+from rota.server.calls.known_fields import UnknownFields
 from rota.server.calls.prompts import TextLimits, Texts
 from rota.server.calls.reading_room import Read, ReadingRoom, Work, read
 from rota.server.errors import OnError, unheard
@@ -173,7 +174,8 @@ class AppContext(AppParts):
         most_tokens = capacity.max_sequence_tokens if capacity else None
         # Every request waits in the queue, at least until the next step.
         limits = TextLimits(most_tokens, self.engine.scheduler.max_queued_requests)
-        texts = Texts(self.tokenizer, limits, ParserNames(self.config.tool_call_parser, self.config.reasoning_parser))
+        config, parsers = self.config, ParserNames(self.config.tool_call_parser, self.config.reasoning_parser)
+        texts = Texts(self.tokenizer, limits, parsers, UnknownFields(config.unknown_fields))
         result = await read(texts, self.room, key, work, await http.body())
         if self.resolver is not None:
             for param, model in dict.fromkeys(result.asked_models):

@@ -73,7 +73,7 @@ class OllamaFields(Fields):
             body["response_format"] = {"type": "json_schema", "json_schema": {"name": "a", "schema": self.format}}
         elif self.format:
             body["response_format"] = {"type": "json_object"}
-        return body | ({} if self.think is None else {"chat_template_kwargs": {"enable_thinking": self.think}})
+        return body | ({} if self.think is None else {"enable_thinking": self.think})
 
 
 class OllamaBody(BaseModel):
@@ -93,12 +93,15 @@ class OllamaBody(BaseModel):
 
 def read_ollama(texts: Texts, raw: bytes) -> ChatCall:
     """Read a body. Raises RequestError for the first field that is wrong."""
-    fields = read_body(OllamaFields, raw)
+    fields = read_body(OllamaFields, raw, texts.unknown)
     fields.refuse_unsupported()
     if (fields.messages is None) == (fields.prompt is None):
         raise RequestError.bad_field("messages", "Send either messages or prompt.")
     names = {name: f"options.{name}" for name in OllamaOptions.model_fields}
-    names |= {chat: f"options.{name}" for name, chat in _OPTIONS.items()} | {"response_format": "format"}
+    names |= {chat: f"options.{name}" for name, chat in _OPTIONS.items()} | {
+        "response_format": "format",
+        "enable_thinking": "think",
+    }
     names |= {"messages": "prompt", "messages.0.content": "prompt"} if fields.messages is None else {}
     return Translation(fields.chat(), names).read(texts)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -28,10 +29,13 @@ from rota.server.errors import error_body, note
 from rota.server.open_answers import CallIdentity
 from rota.server.streams import Delta
 
-# ── version header ──────────────────────────────────────────────────────────────────────────────────────────────────
-# An answer of an adapter says which version gave it: in a header, and where it went on under another one.
+# ── own headers ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# An answer of an adapter says which version gave it: in a header, and where it went on under another one. A header
+# also names the fields that were ignored.
 
 VERSION_HEADER = "x-rota-adapter-version"
+IGNORED_HEADER = "x-rota-ignored-fields"
+_MOST_NAMES, _MOST_OF_A_NAME = 32, 64
 
 
 def version_header(registry: Registry, requests: Iterable[Request]) -> dict[str, str]:
@@ -41,6 +45,12 @@ def version_header(registry: Registry, requests: Iterable[Request]) -> dict[str,
     if not found:
         return {}
     return {VERSION_HEADER: str(found[0].version) if len(ids) == 1 else ", ".join(one.label for one in found)}
+
+
+def ignored_header(call: Call) -> dict[str, str]:
+    """The fields that changed nothing, so that nobody takes them for heard. Their names are the client's own words."""
+    names = [re.sub(r"[^\w.-]", "?", name[:_MOST_OF_A_NAME], flags=re.ASCII) for name in call.ignored[:_MOST_NAMES]]
+    return {IGNORED_HEADER: ", ".join(names)} if names else {}
 
 
 def moved_header(moves: Iterable[tuple[int, Moved]]) -> dict[str, str]:
@@ -229,7 +239,7 @@ async def respond(
         watch.cancel()
         answer.close()
 
-    headers = {HEADER: caller.name, **version_header(context.registry, answer.requests)}
+    headers = {HEADER: caller.name, **version_header(context.registry, answer.requests), **ignored_header(call)}
     try:
         writer = make_writer(answer, call)
         if call.is_streamed:

@@ -65,6 +65,8 @@ class Call:
     # The client's own name for the call, and the field that holds it.
     name: str | None = None
     name_param: str = "request_id"
+    # Fields of the body that changed nothing, by their names.
+    ignored: tuple[str, ...] = ()
     # Why it is refused, where its name is known all the same.
     fault: Fault | None = None
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from pydantic import Field, WithJsonSchema
 
 from rota.core.errors import RequestError, prompt_too_long
+from rota.server.calls.known_fields import UnknownFields
 from rota.text.control_tokens import texts_in
 from rota.text.speech import AS_THE_TEMPLATE_SAYS, ParserNames
 from rota.text.tokenizer import Tokenizer
@@ -84,6 +85,8 @@ class Texts:
     tokenizer: Tokenizer
     limits: TextLimits = TextLimits()
     parsers: ParserNames = AS_THE_TEMPLATE_SAYS
+    # What becomes of unknown fields; of one body alone, because it keeps the names of those that were ignored.
+    unknown: UnknownFields = field(default_factory=UnknownFields)
 
     def tokenized(
         self, prompt: Any, param: str = "prompt", is_echoed: bool = False, reading: PromptReading = AS_SENT

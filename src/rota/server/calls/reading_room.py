@@ -22,6 +22,7 @@ from rota.runtime.room.job import JobOutcome, JobReply, Kind, QueueBounds
 from rota.runtime.room.room import FullError, Room
 from rota.server.access.keys import ANYONE, Key
 from rota.server.calls.call import AskedModels
+from rota.server.calls.known_fields import UnknownFields, UnknownMode
 from rota.server.calls.prompts import TextLimits, Texts
 from rota.server.errors import RetryLater
 from rota.text.speech import AS_THE_TEMPLATE_SAYS, ParserNames
@@ -57,9 +58,9 @@ class Tools:
 
 def read_text(tools: Tools, order: bytes, raw: bytes) -> bytes:
     """What `ReadingRoom.read` asks for. Its work travels by its name."""
-    work, limits, parsers = pickle.loads(order)
+    work, limits, parsers, unknown = pickle.loads(order)
     try:
-        found: Any = work(Texts(tools.tokenizer, limits, parsers), raw)
+        found: Any = work(Texts(tools.tokenizer, limits, parsers, UnknownFields(unknown)), raw)
     except RequestError as error:
         found = error.fault
     return pickle.dumps(found, pickle.HIGHEST_PROTOCOL)
@@ -118,9 +119,10 @@ class ReadingRoom:
         limits: TextLimits,
         raw: bytes,
         parsers: ParserNames = AS_THE_TEMPLATE_SAYS,
+        unknown: UnknownMode = "auto",
     ) -> Result:
         """What `work` makes of a body, in another process. Raises RequestError if it is refused, or cannot wait."""
-        order = pickle.dumps((work, limits, parsers))
+        order = pickle.dumps((work, limits, parsers, unknown))
         reply = await self._reply(key.name, self._text, "large bodies", order, raw)
         if reply.outcome is JobOutcome.OVERDUE:
             message = f"Reading the body took longer than {self._text.wall_s:g} seconds; send a smaller body."
@@ -218,7 +220,7 @@ def is_large(raw: bytes) -> bool:
 async def read(texts: Texts, room: ReadingRoom | None, key: Key, work: Work[Read], raw: bytes) -> Read:
     """Read a body. Raises RequestError if it is refused, or if too many large bodies wait."""
     if room is not None and is_large(raw):
-        return await room.read(key, work, texts.limits, raw, texts.parsers)
+        return await room.read(key, work, texts.limits, raw, texts.parsers, texts.unknown.mode)
     if len(raw) <= INLINE_BYTES and SLOW_FIELD not in raw:
         return work(texts, raw)
     return await asyncio.to_thread(work, texts, raw)

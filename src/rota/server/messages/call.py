@@ -15,6 +15,7 @@ from rota.server.calls.prompts import TextLimits, Texts
 from rota.server.calls.sampling import Stop
 from rota.server.openai.chat_fields import ChatCall
 from rota.server.openai.tokenize_routes import TextAnswer
+from rota.server.openai.tools import ThinkingFields
 from rota.server.openai.translation import Translation
 
 # ── content ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -148,14 +149,6 @@ class MessagesToolChoice(Fields):
     disable_parallel_tool_use: bool | None = None
 
 
-class Thinking(Fields):
-    """Whether the model thinks. `budget_tokens` is no limit here: thoughts count as output, within `max_tokens`."""
-
-    type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: Count | None = within(1)
-    display: Literal["summarized"] | None = None
-
-
 class OutputFormat(Fields):
     type: Literal["json_schema"]
     # A field of this name would hide a method of its class.
@@ -179,7 +172,7 @@ class PromptFields(Fields):
     system: str | TextBlocks | None = None
     tools: Annotated[list[CustomTool], Field(fail_fast=True)] | None = None
     tool_choice: MessagesToolChoice | None = None
-    thinking: Thinking | None = None
+    thinking: ThinkingFields | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
     # Prompts are cached without a mark.
@@ -205,7 +198,6 @@ class MessagesFields(PromptFields):
     # Who asks.
     metadata: MessagesMetadata | None = None
     # Only values that ask for the default behaviour.
-    service_tier: Literal["auto", "standard_only"] | None = None
     speed: Literal["standard"] | None = None
     container: Unsupported = None
     inference_geo: Unsupported = None
@@ -314,7 +306,7 @@ _NAMES = {
 
 def read_messages(texts: Texts, raw: bytes) -> ChatCall:
     """Read a body. Raises RequestError for the first field that is wrong."""
-    fields = read_body(MessagesFields, raw)
+    fields = read_body(MessagesFields, raw, texts.unknown)
     body: dict[str, Any] = {name: value for name in _SAME_NAMES if (value := getattr(fields, name)) is not None}
     if fields.stop_sequences:
         body["stop"] = fields.stop_sequences
@@ -325,7 +317,7 @@ def read_messages(texts: Texts, raw: bytes) -> ChatCall:
 
 def read_count(texts: Texts, raw: bytes) -> TextAnswer:
     """Count the tokens of a prompt, also of one that does not fit: its client asks in order to make it shorter."""
-    fields = read_body(PromptFields, raw)
+    fields = read_body(PromptFields, raw, texts.unknown)
     call = _translated(fields, {}).read(replace(texts, limits=TextLimits()))
     tokens = len(call.prompts.tokens[0])
     return TextAnswer(fields.model, tokens, msgspec.json.encode({"input_tokens": tokens}))
@@ -341,8 +333,7 @@ def _translated(fields: PromptFields, body: dict[str, Any]) -> Translation:
         body["tools"] = [_function(tool, f"tools.{index}") for index, tool in enumerate(fields.tools)]
     if fields.tool_choice:
         body |= _chat_choice(fields.tool_choice)
-    if template_kwargs := _template_kwargs(fields):
-        body["chat_template_kwargs"] = template_kwargs
+    body |= fields.model_dump(include={"thinking", "chat_template_kwargs"}, exclude_none=True)
     config = fields.output_config
     if config and config.effort is not None:
         body["reasoning_effort"] = config.effort
@@ -377,9 +368,3 @@ def _chat_choice(choice: MessagesToolChoice) -> dict[str, Any]:
     wanted: Any = _CHOICES.get(choice.type) or {"type": "function", "function": {"name": choice.name}}
     alone = {"parallel_tool_calls": False} if choice.disable_parallel_tool_use else {}
     return {"tool_choice": wanted, **alone}
-
-
-def _template_kwargs(fields: PromptFields) -> dict[str, Any]:
-    """Templates of models that can think or not have a word for it, mostly this one."""
-    thinks = {"enabled": True, "disabled": False}.get(fields.thinking.type if fields.thinking else "")
-    return (fields.chat_template_kwargs or {}) | ({} if thinks is None else {"enable_thinking": thinks})

@@ -169,7 +169,7 @@ class GenerateCall(Call):
 
 def read_generate(texts: Texts, raw: bytes) -> GenerateCall:
     """Read a body. Raises RequestError if its fields cannot be read at all."""
-    fields = read_body(GenerateFields, raw)
+    fields = read_body(GenerateFields, raw, texts.unknown)
     fields.refuse_unsupported()
     try:
         return _call_of(texts, fields)
@@ -200,6 +200,7 @@ def _call_of(texts: Texts, fields: GenerateFields) -> GenerateCall:
         priority=fields.priority,
         name=fields.name,
         name_param="rid",
+        ignored=texts.unknown.ignored,
         is_list=fields.is_list,
         names=_different(fields.rid, count) if isinstance(fields.rid, list) else None,
         has_logprobs=bool(fields.return_logprob),

@@ -13,13 +13,12 @@ from rota.core.errors import RequestError
 from rota.core.grammar import Grammar
 from rota.core.request import MAX_LOGPROBS
 from rota.grammar.texts import after_thinking
-from rota.server.calls.fields import MAX_COUNT, Count, Fields, Unsupported, read_body, unless, within
+from rota.server.calls.fields import MAX_COUNT, Count, Fields, Unsupported, read_body, within
 from rota.server.calls.prompts import CallPrompts, PromptReading, Texts
 from rota.server.calls.sampling import guided
 from rota.server.openai.sampling_fields import OpenAiCall, SamplingFields
 from rota.server.openai.structured_fields import StructuredFields
 from rota.server.openai.tools import ToolFields, ToolUse, check_name, form_of_calls, tool_grammar, tool_use
-from rota.text.chat import ChatTemplate
 from rota.text.markers import Markers
 from rota.text.reasoning import MARKS, ThinkingMarks
 from rota.text.speech import Speech
@@ -116,7 +115,6 @@ class Message(Fields):
     type: Literal["text"] | None = None
     parsed: Any = None  # as parsed_arguments
     refusal: Unsupported = None
-    annotations: Unsupported = None
     audio: Unsupported = None
 
     def for_template(self, where: str) -> dict[str, Any]:
@@ -230,23 +228,29 @@ def _behind_thoughts(grammar: Grammar, marks: ThinkingMarks, is_thinking: bool, 
     return after_thinking(grammar, end, specials, "" if is_thinking else start)
 
 
-def template_variables(chat: ChatTemplate, fields: ToolFields) -> dict[str, Any]:
-    """What the client tells the chat template. Raises RequestError for what it must not tell, or would tell in vain."""
-    variables = dict(fields.chat_template_kwargs or {})
-    for name in variables:
+def template_variables(texts: Texts, fields: ToolFields) -> dict[str, Any]:
+    """What the client tells the chat template. Raises RequestError for what it must not tell.
+
+    What the template does not read is ignored, or refused by a server that ignores nothing.
+    """
+    chat, given = texts.tokenizer.chat, dict(fields.chat_template_kwargs or {})
+    for name in given:
         chat.check_variable(name, f"chat_template_kwargs.{name[:100]}")
-    effort = fields.reasoning_effort
-    if effort is None:
-        return variables
-    if chat.reads("reasoning_effort"):
-        return {"reasoning_effort": effort, **variables}
-    if effort == "none":
-        return {"enable_thinking": False, **variables}
-    message = (
-        f"Rota does not support reasoning_effort '{effort}' for this model: its chat template does not read it. Leave "
-        "it out, or set what the template reads in chat_template_kwargs."
-    )
-    raise RequestError.bad_field("reasoning_effort", message)
+        if not chat.reads(name):
+            texts.unknown.note(f"chat_template_kwargs.{name}")
+    told: dict[str, Any] = {}
+    for param, variables in fields.thinking_wanted().items():
+        read = {name: value for name, value in variables.items() if chat.reads(name)}
+        if not read and texts.unknown.mode == "refuse":
+            message = (
+                f"Rota does not support {param} for this model: its chat template does not read it. Leave it out, or "
+                "set what the template reads in chat_template_kwargs."
+            )
+            raise RequestError.bad_field(param, message)
+        if not read:
+            texts.unknown.note(param)
+        told |= read
+    return told | given
 
 
 def _ends_with(tokenizer: Tokenizer, prompt: Sequence[int], marks: Markers) -> bool:
@@ -265,24 +269,16 @@ class ChatFields(ToolFields, StructuredFields, PromptEnding, SamplingFields):
     messages: Messages
     logprobs: bool | None = None
     top_logprobs: Count | None = within(0, MAX_LOGPROBS)
-    # A note for storage or billing. It changes nothing about the answer.
-    metadata: dict[str, Any] | None = None
     # Who asks, if `user` does not say it.
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    # Only values that ask for the default behaviour.
-    service_tier: Literal["auto", "default"] | None = None
     modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
-    prompt_cache_retention: str | None = None
     add_special_tokens: Unsupported = None
     echo: Unsupported = None
     documents: Unsupported = None
     chat_template: Unsupported = None
     web_search_options: Unsupported = None
-    store: Unsupported = None
     audio: Unsupported = None
-    prediction: Unsupported = None
-    verbosity: Unsupported = unless("medium")
 
     @property
     def client_names(self) -> Mapping[str, str]:
@@ -324,7 +320,7 @@ class ChatCall(OpenAiCall):
 
 def read_chat(texts: Texts, raw: bytes) -> ChatCall:
     """Read a body. Raises RequestError for the first field that is wrong."""
-    return chat_call(texts, read_body(ChatFields, raw))
+    return chat_call(texts, read_body(ChatFields, raw, texts.unknown))
 
 
 def chat_call(texts: Texts, fields: ChatFields) -> ChatCall:
@@ -340,7 +336,7 @@ def chat_call(texts: Texts, fields: ChatFields) -> ChatCall:
         fields.has_generation_prompt(),
         is_continued,
         use.shown or None,
-        template_variables(texts.tokenizer.chat, fields),
+        template_variables(texts, fields),
     )
     prompt = texts.as_prompt(rendered, "messages", fields.reading())
     speech, grammar, shown = answer_form(texts, fields, use, prompt, fields.grammar())
@@ -355,4 +351,5 @@ def chat_call(texts: Texts, fields: ChatFields) -> ChatCall:
         has_logprobs=logprobs is not None,
         is_named=use.is_named,
         is_old_form=use.is_old_form,
+        ignored=texts.unknown.ignored,
     )

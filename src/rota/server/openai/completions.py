@@ -12,7 +12,8 @@ from rota.core.errors import RequestError
 from rota.core.request import MAX_LOGPROBS, SamplingParams
 from rota.server.answers.answer import Answer
 from rota.server.answers.respond import respond
-from rota.server.calls.fields import Count, Unsupported, advice_on, read_body, within
+from rota.server.calls.fields import Count, Unsupported, read_body, within
+from rota.server.calls.known_fields import advice_on
 from rota.server.calls.prompts import Prompt, PromptReading, Texts
 from rota.server.calls.sampling import guided
 from rota.server.context import AppContext
@@ -86,7 +87,7 @@ class CompletionCall(OpenAiCall):
 
 def read_completion(texts: Texts, raw: bytes) -> CompletionCall:
     """Read a body. Raises RequestError for the first field that is wrong."""
-    fields = read_body(CompletionFields, raw)
+    fields = read_body(CompletionFields, raw, texts.unknown)
     fields.refuse_unsupported()
     limit, shared = fields.output_limit(), fields.shared()
     sampling = fields.params(texts.tokenizer)
@@ -101,6 +102,7 @@ def read_completion(texts: Texts, raw: bytes) -> CompletionCall:
         limit_param=fields.limit_param,
         has_logprobs=fields.logprobs is not None,
         is_echoed=is_echoed,
+        ignored=texts.unknown.ignored,
     )
 
 

@@ -9,7 +9,8 @@ from typing import Any
 from rota.core.errors import RequestError
 from rota.core.request import MAX_LOGPROBS, MAX_SEED, SamplingParams
 from rota.server.calls.call import Call, ModelNames
-from rota.server.calls.fields import CacheSalt, Count, Fields, Unsupported, advice_on, unless, within
+from rota.server.calls.fields import CacheSalt, Count, Fields, Unsupported, unless, within
+from rota.server.calls.known_fields import advice_on
 from rota.server.calls.sampling import CommonSampling
 from rota.text.stream import TextOptions
 from rota.text.tokenizer import Tokenizer
@@ -41,7 +42,6 @@ class ForeignFields(Fields):
     return_hidden_states: Unsupported = None
     return_routed_experts: Unsupported = None
     return_cached_tokens_details: Unsupported = None
-    custom_labels: Unsupported = None
     session_params: Unsupported = None
     extra_key: Unsupported = None
     kv_transfer_params: Unsupported = None
@@ -65,7 +65,6 @@ class ForeignFields(Fields):
 class StreamOptions(Fields):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    include_obfuscation: Unsupported = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

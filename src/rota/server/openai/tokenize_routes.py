@@ -116,7 +116,7 @@ def _tokens_of(texts: Texts, fields: TokenizeFields) -> Tokens:
         fields.has_generation_prompt(),
         fields.is_continued(),
         tools=tool_use(asked).shown or None,
-        variables=template_variables(texts.tokenizer.chat, asked),
+        variables=template_variables(texts, asked),
     )
 
 

@@ -13,13 +13,15 @@ from pydantic import Field
 from rota.core.errors import RequestError
 from rota.core.grammar import Grammar
 from rota.grammar.texts import Tag, either, json_schema, tagged
-from rota.server.calls.fields import Fields
+from rota.server.calls.fields import Count, Fields, within
 from rota.text.tools.formats import WRITTEN, Written, written_in
 
 # ── tool fields ─────────────────────────────────────────────────────────────────────────────────────────────────────
 # The fields that let a model call tools, and think.
 
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+# Names of a switch of thoughts in chat templates: Qwen's and most others', and DeepSeek's.
+_SWITCHES = ("enable_thinking", "thinking")
 
 
 class Function(Fields):
@@ -65,6 +67,14 @@ class ToolChoice(Fields):
     allowed_tools: AllowedTools | None = None
 
 
+class ThinkingFields(Fields):
+    """Whether the model thinks. `budget_tokens` is no limit here: thoughts count as output, within `max_tokens`."""
+
+    type: Literal["enabled", "disabled", "adaptive", "auto"]
+    budget_tokens: Count | None = within(0)
+    display: Literal["summarized"] | None = None
+
+
 class ToolFields(Fields):
     """OpenAI's tools, and what other servers' clients send about thinking."""
 
@@ -76,12 +86,28 @@ class ToolFields(Fields):
     function_call: Literal["none", "auto"] | FunctionName | None = None
     # How long the model thinks, if its chat template asks for that.
     reasoning_effort: Effort | None = None
+    # Whether the model thinks: as some templates name it, and as Anthropic's and other APIs do.
+    enable_thinking: bool | None = None
+    thinking: bool | ThinkingFields | None = None
     # Variables of the chat template, for example enable_thinking.
     chat_template_kwargs: dict[str, Any] | None = None
     # vLLM's field: false leaves the thoughts out of the answer.
     include_reasoning: bool | None = None
     # SGLang's field: false leaves the thoughts in the content, as the model wrote them.
     separate_reasoning: bool | None = None
+
+    def thinking_wanted(self) -> dict[str, dict[str, Any]]:
+        """For each field that says whether and how long to think: the variables of templates that say the same."""
+        wanted: dict[str, dict[str, Any]] = {}
+        if self.reasoning_effort is not None:
+            off = dict.fromkeys(_SWITCHES, False) if self.reasoning_effort == "none" else {}
+            wanted["reasoning_effort"] = {"reasoning_effort": self.reasoning_effort, **off}
+        if self.enable_thinking is not None:
+            wanted["enable_thinking"] = dict.fromkeys(_SWITCHES, self.enable_thinking)
+        if (thinking := self.thinking) is not None:
+            is_on = thinking if isinstance(thinking, bool) else {"enabled": True, "disabled": False}.get(thinking.type)
+            wanted["thinking"] = {} if is_on is None else dict.fromkeys(_SWITCHES, is_on)
+        return wanted
 
     def has_old_names(self) -> bool:
         """Whether the answer has one call, in OpenAI's older form."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rota.core.errors import Fault, RequestError
+from rota.server.calls.known_fields import UnknownFields
 from rota.server.calls.prompts import CallPrompts, Texts
 from rota.server.openai.chat_fields import ChatCall, read_chat
 
@@ -24,7 +25,8 @@ class Translation:
         try:
             # Encoded again: the body's checks are there, also of what one field means for another. Infinity stays what
             # it is, so that it is refused.
-            call = read_chat(texts, json.dumps(self.body).encode())
+            inner = replace(texts, unknown=UnknownFields(texts.unknown.mode))
+            call = read_chat(inner, json.dumps(self.body).encode())
         except RequestError as error:
             raise RequestError(self._with_client_names(error.fault)) from None
         (sampling,) = call.samplings
@@ -32,7 +34,8 @@ class Translation:
             sampling = replace(sampling, grammar=replace(grammar, param=self.name_of(grammar.param)))
         prompts = CallPrompts(call.prompts.tokens, (self.name_of("messages"),))
         limit_param = call.limit_param and self.name_of(call.limit_param)
-        return replace(call, prompts=prompts, samplings=(sampling,), limit_param=limit_param)
+        ignored = dict.fromkeys([*texts.unknown.ignored, *map(self.name_of, call.ignored)])
+        return replace(call, prompts=prompts, samplings=(sampling,), limit_param=limit_param, ignored=tuple(ignored))
 
     def name_of(self, param: str) -> str:
         """The client's name of a field, or of the field that it lies in."""

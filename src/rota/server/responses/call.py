@@ -159,7 +159,6 @@ class TextFormat(Fields):
 
 class TextFields(Fields):
     format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = None
 
 
 class ReasoningFields(Fields):
@@ -230,7 +229,6 @@ class ResponsesFields(CommonSampling):
     # A limit of calls to built-in tools, of which there are none.
     max_tool_calls: Count | None = None
     # Only values that ask for the default behaviour.
-    service_tier: Literal["auto", "default"] | None = None
     truncation: Literal["disabled", "auto"] | None = Field(default=None, json_schema_extra={"enum": ["disabled", None]})
     background: bool | None = Field(default=None, json_schema_extra={"enum": [False, None]})
     previous_response_id: Unsupported = None
@@ -379,7 +377,7 @@ _STORED = {
 
 def read_responses(texts: Texts, raw: bytes) -> ChatCall:
     """Read a body. Raises RequestError for the first field that is wrong."""
-    fields = read_body(ResponsesFields, raw)
+    fields = read_body(ResponsesFields, raw, texts.unknown)
     _refuse_unsupported(fields)
     return replace(_translated(fields).read(texts), echoed=_echoed(fields), counts_thoughts=True)
 
