@@ -15,12 +15,12 @@ from docs.generate.commands import all_commands
 from docs.generate.pages import DOCS
 from docs.generate.routes import all_routes
 from rota.observe.metric_table import METRICS, PICKER_METRICS
-from tests.commands.peers import VLLM
+from tests.commands.peers import SGLANG, VLLM
 from tests.docs.fences import blocks
 from tests.processes import run_program, started
 from tests.waiting import line_of
 
-PEERS = {"vllm": VLLM}
+PEERS = {"vllm": VLLM, "sglang": SGLANG}
 PAGES = {server: (DOCS / f"from-{server}.md").read_text("utf-8") for server in PEERS}
 PORTS = {"vllm": 8000, "sglang": 30000}
 OURS = {metric.name for metric in (*METRICS, *PICKER_METRICS)}
@@ -67,7 +67,7 @@ def test_routes_are_theirs_on_the_left_and_ours_on_the_right(server):
 
 @pytest.mark.parametrize("server", PEERS)
 def test_flags_that_are_called_the_same_are_theirs_and_ours(server):
-    paragraph = section(server, "Flags").strip().partition(" are the same")[0]
+    paragraph, _, _ = " ".join(section(server, "Flags").split()).partition(" are the same")
     named = set(re.findall(r"`(--[a-z-]+)`", paragraph))
     ours = {flag for one in all_commands()["serve"].params for flag in one.opts}
 
