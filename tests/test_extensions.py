@@ -42,7 +42,7 @@ def test_the_kernel_imports_no_extension_and_no_extension_another_ones_inside():
     "edge",
     [
         ("runtime/process.py", "runtime/ranks/lead.py"),
-        ("server/app.py", "server/ollama.py"),
+        ("server/app.py", "server/ollama/writer.py"),
         ("sim/run.py", "runtime/replicas/router.py"),
         ("commands/chat/talk.py", "bench/client.py"),
     ],

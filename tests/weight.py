@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).parent.parent / "src" / "rota"
 FOLDERS = {name: face.replace("rota.", "", 1).replace(".", "/") for name, face in FACES.items()} | {
     name: FACES[name].rpartition(".")[0].removeprefix("rota.").replace(".", "/")
     for name in FACES
-    if name not in ("ollama", "sim", "workload")
+    if name not in ("sim", "workload")
 }
 # They put a server together, and name what belongs to it.
 COMMANDS = ("cli.py", "__main__.py", "commands/")

@@ -22,7 +22,7 @@ from rota.extensions import FACES
 NAMES = [name for name in os.environ.get("ROTA_WITHOUT", "").split(",") if name]
 HIDDEN = "is hidden from this run of the tests"
 # Where an extension lies, if that is not the folder of its face.
-ALONE = {"ollama", "sim", "workload"}
+ALONE = {"sim", "workload"}
 
 
 def package_of(name: str) -> str:

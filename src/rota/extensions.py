@@ -15,7 +15,7 @@ from rota.core.errors import ConfigError
 DIALECTS = {
     "responses": "rota.server.responses.writer",
     "messages": "rota.server.messages.writer",
-    "ollama": "rota.server.ollama",
+    "ollama": "rota.server.ollama.writer",
     "embeddings": "rota.server.embeddings.writer",
     "native": "rota.server.native.routes",
 }

@@ -43,6 +43,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "abc"}]},
     "/api/chat": {"messages": [{"role": "user", "content": "abc"}], "options": {"num_predict": 1}},
     "/v1/embeddings": {"input": "abc"},
+    "/api/embed": {"input": "abc"},
+    "/api/show": {},
     "/v1/score": {"text_1": "abc", "text_2": "abd"},
     "/v1/rerank": {"query": "abc", "documents": ["abd"]},
     "/generate": {"text": "abc", "sampling_params": {"max_new_tokens": 1}},

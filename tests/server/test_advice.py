@@ -12,7 +12,7 @@ from rota.server.calls.known_fields import ADVICE
 from rota.server.embeddings.call import EmbeddingFields, RerankFields
 from rota.server.messages.call import MessagesFields, TextBlock
 from rota.server.native.call import GenerateFields, NativeSampling
-from rota.server.ollama import OllamaFields
+from rota.server.ollama.call import OllamaFields
 from rota.server.openai.chat_fields import ChatFields, Message
 from rota.server.openai.completions import CompletionFields
 from rota.server.openai.sampling_fields import StreamOptions

@@ -72,7 +72,8 @@ _NAMED, _ROUTE_OF = "/v1/adapters/{name:path}", "/v1/adapters/{name:path}/route"
 _QUARANTINE = "/v1/quarantine"
 METRICS = get("/metrics", Right.OPERATE, info.scrape, is_text=True)
 PROBES = (
-    get("/health", Right.NONE, info.healthy, also=("HEAD /health",)),
+    # /ping is what SageMaker asks, and vLLM answers.
+    get("/health", Right.NONE, info.healthy, also=("HEAD /health", "GET /ping", "POST /ping")),
     get("/readyz", Right.NONE, info.ready, also=("HEAD /readyz",)),
     get("/livez", Right.NONE, info.live, also=("HEAD /livez",)),
 )
@@ -100,6 +101,9 @@ ROUTES = (
     get(_NAMED, Right.MODEL, adapters.adapter, gives=AdapterBody),
     put(_NAMED, Right.LOAD, adapters.update, UpdateFields, UpdatedBody),
     delete(_NAMED, Right.LOAD, adapters.remove, gives=RemovedBody),
+    get("/", Right.NONE, info.root, also=("HEAD /",), is_text=True, is_in_schema=False),
+    get("/version", Right.ANY, info.version),
+    get("/load", Right.OPERATE, info.load),
     get("/server_info", Right.OPERATE, info.server_info, gives=info.ServerInfoBody, also=("GET /get_server_info",)),
     post("/pause", Right.OPERATE, operators.pause, gives=PausedBody),
     post("/resume", Right.OPERATE, operators.resume, gives=PausedBody),

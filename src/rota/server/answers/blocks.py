@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal
+from typing import Any, Literal
+
+import msgspec
 
 from rota.server.streams import Delta
 from rota.text.parsed_delta import CallPiece, ParsedDelta
@@ -25,6 +27,15 @@ class Block:
     @property
     def text(self) -> str:
         return "".join(self.pieces)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of a call. Those of a call that was cut short are none: no client may run it."""
+        try:
+            found = msgspec.json.decode(self.text)
+        except msgspec.DecodeError:
+            return {}
+        return found if isinstance(found, dict) else {}
 
 
 class BlockStep(Enum):

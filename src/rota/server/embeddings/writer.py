@@ -17,10 +17,10 @@ from fastapi import Request as HttpRequest
 from fastapi import Response
 from pydantic import BaseModel
 
-from rota.core.errors import Fault, FaultCode, RequestError
 from rota.server.access.access import Right
 from rota.server.answers.answer import Answer
 from rota.server.answers.respond import ResponseWriter, respond
+from rota.server.answers.vectors import Vector, vector_of
 from rota.server.context import AppContext
 from rota.server.embeddings.call import (
     EmbeddingFields,
@@ -36,14 +36,6 @@ from rota.server.streams import Delta
 
 # ── vectors ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 # Vectors of length one, as JSON or as bytes, and the cosine between two.
-
-Vector = Sequence[float]
-
-
-def normalised(vector: Vector) -> list[float]:
-    """The vector with length one. A vector of zeros stays one."""
-    length = math.hypot(*vector)
-    return [value / length for value in vector] if length else list(vector)
 
 
 def cosine(one: Vector, other: Vector) -> float:
@@ -141,16 +133,10 @@ class VectorWriter(ResponseWriter):
         """All but the usage."""
 
     def whole(self, deltas: Sequence[Delta]) -> bytes:
-        vectors = [_checked(delta.ending.embedding if delta.ending else None) for delta in deltas]
+        vectors = list(map(vector_of, deltas))
         tokens = self.answer.usage.prompt_tokens
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         return msgspec.json.encode({**self.body(vectors), "usage": usage})
-
-
-def _checked(vector: Vector | None) -> Vector:
-    if vector is None:
-        raise RequestError(Fault(FaultCode.STOPPING, "The request was aborted before its vector was there."))
-    return normalised(vector)
 
 
 class EmbeddingWriter(VectorWriter):

@@ -167,18 +167,9 @@ def _block(block: Block) -> dict[str, Any]:
                 "type": "tool_use",
                 "id": block.call.call_id,
                 "name": block.call.name,
-                "input": _object_in(block.text),
+                "input": block.arguments,
             }
     return {"type": "text", "text": block.text}
-
-
-def _object_in(arguments: str) -> dict[str, Any]:
-    """The arguments of a call. Those of a call that was cut short are none: no client may run it."""
-    try:
-        found = msgspec.json.decode(arguments)
-    except msgspec.DecodeError:
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 async def messages(context: AppContext, http: HttpRequest) -> Response:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from fastapi import Request as HttpRequest
 from fastapi import Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse
 from pydantic import BaseModel
 
 from rota.core.adapter import Adapter
@@ -18,6 +18,7 @@ from rota.core.errors import Fault, FaultCode, RequestError
 from rota.core.events import Inspected
 from rota.core.stages import Stage, total_s
 from rota.core.version import __version__
+from rota.extensions import found
 from rota.observe.metrics import Metrics
 from rota.runtime.service import ServicePhase, ServiceState
 from rota.server.access.disclosure import path_for, reason_for
@@ -121,6 +122,23 @@ def _is_stuck(state: ServiceState) -> bool:
 def _standstills(state: ServiceState) -> list[str]:
     now = time.monotonic()
     return [f"Engine {one.engine_id}: {one.standstill.sentence(now)}" for one in state.engines if one.standstill]
+
+
+async def root(_: AppContext, http: HttpRequest) -> Response:
+    """A browser is sent to the dashboard. All others read what Ollama's clients look for here."""
+    if "text/html" in http.headers.get("accept", "") and found("dashboard"):
+        return RedirectResponse("dashboard")
+    return PlainTextResponse("Ollama is running")
+
+
+async def version(_: AppContext) -> dict[str, str]:
+    """The server's version."""
+    return {"version": __version__}
+
+
+async def load(context: AppContext) -> dict[str, int]:
+    """How many calls are open, in vLLM's shape."""
+    return {"server_load": sum(1 for _ in context.answers)}
 
 
 # ── vllm config ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,0 +1,1 @@
+"""Ollama's routes, for programs that speak nothing else."""
