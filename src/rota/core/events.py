@@ -178,6 +178,7 @@ class HostChanged:
     state: HostState
     engine_id: EngineId = FIRST_ENGINE
     size_bytes: int = 0  # that it takes there; 0: not known, or not there
+    rank: int = 0  # the largest of its factors; 0: not known
     seals: tuple[str, ...] = ()  # by rank, of what was read
 
 

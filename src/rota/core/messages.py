@@ -73,6 +73,7 @@ class AdapterFetched:
     pages: int = 0  # that it takes in a slot; 0: every slot holds any adapter
     size_bytes: int = 0  # that it takes in host memory; 0: not known
     matrices: int = 0  # an embedding or a head of its own: so many places it takes besides
+    rank: int = 0  # the largest of its factors
     seals: tuple[str, ...] = ()  # by rank, of what was read
 
 

@@ -31,7 +31,7 @@ def order_read(state: SchedulerState, builder: PlanBuilder, adapter: Adapter, is
 def finish_read(state: SchedulerState, fetched: AdapterFetched) -> None:
     """An adapter lies in host memory."""
     state.hosts.finish_fetch(fetched.adapter_id)
-    _tell(state, fetched.adapter_id, HostState.HELD, fetched.at, fetched.size_bytes, fetched.seals)
+    _tell(state, fetched.adapter_id, HostState.HELD, fetched.at, fetched)
 
 
 def forget_copy(state: SchedulerState, adapter_id: AdapterId, at: float) -> None:
@@ -46,8 +46,7 @@ def _tell(
     adapter_id: AdapterId,
     now: HostState,
     at: float,
-    size_bytes: int = 0,
-    seals: tuple[str, ...] = (),
+    fetched: AdapterFetched | None = None,
 ) -> None:
     state.outbox.append(
         HostChanged(
@@ -55,8 +54,9 @@ def _tell(
             adapter_id=adapter_id,
             state=now,
             engine_id=state.engine_id,
-            size_bytes=size_bytes,
-            seals=seals,
+            size_bytes=fetched.size_bytes if fetched else 0,
+            rank=fetched.rank if fetched else 0,
+            seals=fetched.seals if fetched else (),
         )
     )
 

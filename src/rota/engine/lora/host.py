@@ -126,6 +126,11 @@ class HostAdapter:
         return (*gain_bias, *ends, *(self.own_embedding or ()), *(self.own_head or ()))
 
     @property
+    def rank(self) -> int:
+        """The largest of any factor."""
+        return max(*self.site_ranks, *(end.b.shape[0] for end in (self.embedding, self.head) if end))
+
+    @property
     def size_bytes(self) -> int:
         return sum(each.nbytes for each in (*self.pieces, *self.extra_tensors))
 

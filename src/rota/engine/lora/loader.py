@@ -276,6 +276,7 @@ class AdapterLoader:
                     pages=self._bank.pages_of(copy),
                     size_bytes=copy.size_bytes,
                     matrices=copy.matrices,
+                    rank=copy.rank,
                     seals=(copy.seal,) if copy.seal else (),
                 )
             )
