@@ -103,19 +103,19 @@ def error_body(fault: Fault) -> dict[str, Any]:
     return _body(fault.message, ERROR_KINDS[fault.code].status, fault.param, fault.code.value)
 
 
-# Hears of every error that a client is told: its kind, and a sentence that quotes nothing of the client's.
-OnError = Callable[[str, str], None]
+# Hears of every error that a client is told: its kind, a sentence that quotes nothing of the client's, and the tenant.
+OnError = Callable[[str, str, str], None]
 
 
-def unheard(_kind: str, _sentence: str) -> None:
+def unheard(_kind: str, _sentence: str, _tenant: str) -> None:
     """Hears of errors, and does nothing."""
 
 
-def note(on_error: OnError, fault: Fault) -> None:
+def note(on_error: OnError, fault: Fault, tenant: str = "") -> None:
     """The sentence of a client's mistake may quote a prompt, so the meaning of its kind stands for it."""
     kind = ERROR_KINDS[fault.code]
     is_ours = kind.status >= 500 or fault.code is FaultCode.ADAPTER_FAILED
-    on_error(fault.code.value, fault.message if is_ours else kind.meaning.replace("`", ""))
+    on_error(fault.code.value, fault.message if is_ours else kind.meaning.replace("`", ""), tenant)
 
 
 # A body in the shape of a route, from a status and a sentence.
@@ -143,7 +143,7 @@ def install_error_handlers(
     @app.exception_handler(RequestError)
     async def refuse(request: Request, error: RequestError) -> Response:
         kind = ERROR_KINDS[error.fault.code]
-        note(on_error, error.fault)
+        note(on_error, error.fault, _tenant_of(request))
         return written(request, error_body(shown(request, error.fault)), kind.status, _headers(error, kind))
 
     @app.exception_handler(HTTPException)
@@ -164,8 +164,14 @@ def install_error_handlers(
     @app.exception_handler(Exception)
     async def internal_error(request: Request, error: Exception) -> Response:
         message = f"The server failed with {type(error).__name__}; its log has the details."
-        on_error("internal_error", message)
+        on_error("internal_error", message, _tenant_of(request))
         return written(request, _body(message, 500), 500, {})
+
+
+def _tenant_of(request: Request) -> str:
+    """The tenant of a call whose key is known, on a server with keys."""
+    key = getattr(request.state, "key", None)
+    return key.tenant.name if key else ""
 
 
 def _headers(error: RequestError, kind: ErrorKind) -> dict[str, str]:

@@ -28,9 +28,14 @@ def request_id_for(name: str) -> RequestId:
     return RequestId(f"{name}{_SEPARATOR}{next(_serials)}")
 
 
+def name_in_id(request_id: RequestId) -> str:
+    """The name that an engine's id was made of."""
+    return request_id.partition(_SEPARATOR)[0]
+
+
 def name_of(request: Request) -> str:
     """The name of a request."""
-    return request.request_id.partition(_SEPARATOR)[0]
+    return name_in_id(request.request_id)
 
 
 @dataclass(frozen=True, slots=True)

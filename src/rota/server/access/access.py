@@ -19,7 +19,7 @@ from rota.server.access.audit import audited
 from rota.server.access.disclosure import FOR_OTHERS, fault_for, reason_for
 from rota.server.access.exposure import EVERY_SITE, is_local_name, is_own_origin
 from rota.server.access.keys import ANYONE, PROBE, Key, KeyChanges, KeyRing
-from rota.server.access.limits import CallDemand, Hold, KeyBalances, Limit, Met
+from rota.server.access.limits import CallDemand, Hold, KeyBalances, Limit, LimitUse, Met
 from rota.server.errors import RetryLater
 
 # ── admission ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -68,6 +68,10 @@ class KeyAdmission:
     def charge(self, key: Key, tokens: int) -> None:
         """Count tokens of a call that reserves nothing, once they are known."""
         self._limits.charge(key, tokens, self._now())
+
+    def used(self, key: Key) -> tuple[LimitUse, ...]:
+        """How far the limits of a key are used up."""
+        return self._limits.used(key, self._now())
 
     def _refusal(self, key: Key, met: Met, reason: str) -> RequestError:
         self._on_met(key.name, met.limit.value, self._now())
@@ -240,6 +244,18 @@ class Access:
     def key_named(self, name: str) -> Key | None:
         """The key of a name as it is now; None: it is gone, or there are no keys."""
         return self._keys.named(name)
+
+    def used_limits(self, name: str, admitted: int, waiting: int) -> tuple[LimitUse, ...]:
+        """How far the key of a name has used up its limits, with so many answers that were admitted and that wait.
+
+        Empty for a tenant that only a gateway knows.
+        """
+        key = self._keys.named(name)
+        if key is None:
+            return ()
+        answers = (("max_running", admitted, key.max_running), ("max_queued", waiting, key.max_queued))
+        held = (LimitUse(limit, used, most) for limit, used, most in answers if most is not None)
+        return (*self.admission.used(key), *held)
 
     def is_open_to(self, name: str, adapter: Adapter) -> bool:
         """Whether the key of a name may use an adapter now."""

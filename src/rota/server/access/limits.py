@@ -51,6 +51,15 @@ class Met:
     wait_s: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class LimitUse:
+    """How far a key has used up one of its limits."""
+
+    limit: str  # as the key file calls it
+    used: int
+    most: int
+
+
 class Bucket:
     """What a key may still spend. An answer may take more than it reserved, so the level may fall below zero."""
 
@@ -161,6 +170,16 @@ class KeyBalances:
             balance.tokens.spend(tokens, now)
         balance.in_flight += in_flight
         return Hold(balance, in_flight, tokens)
+
+    def used(self, key: Key, now: float) -> tuple[LimitUse, ...]:
+        """How far the limits of a key are used up; limits that it does not have are left out."""
+        balance = self._balance(key, now)
+        buckets = {Limit.REQUESTS: balance.requests, Limit.TOKENS: balance.tokens}
+        spent = [
+            LimitUse(name, round(one.capacity - one.level(now)), one.capacity) for name, one in buckets.items() if one
+        ]
+        most = key.max_tokens_in_flight
+        return (*spent, *([] if most is None else [LimitUse(Limit.IN_FLIGHT, balance.in_flight, most)]))
 
     def charge(self, key: Key, tokens: int, now: float) -> None:
         """Count tokens that are known only afterwards."""

@@ -282,7 +282,7 @@ async def _packets(
             deltas = await answer.next()
         yield writer.ending()
     except RequestError as error:
-        note(context.on_error, error.fault)
+        note(context.on_error, error.fault, answer.caller.key.tenant.name)
         yield writer.failure(error.fault)
     except ClientDisconnect:
         return
