@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -16,7 +18,7 @@ from rota.core.config import EngineConfig
 from rota.core.lora_paths import LoraPath
 from rota.core.policy_config import PolicyConfig
 from rota.dashboard.feed import Feed
-from rota.dashboard.routes import Viewers, routes_of
+from rota.dashboard.routes import Viewers, keep_history, routes_of
 from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
 from rota.server.access.access import Access
@@ -83,8 +85,13 @@ def stage(
     viewers = Viewers(feed, service.send)
     tokenizer = Tokenizer(write_byte_tokenizer(folder))
     page = routes_of(viewers, str(journal_dir) if journal_dir else None)
-    app = made_app(service, tokenizer, registry, access, watchers=[feed], on_error=feed.note_error, more_routes=page)
-    feed.routes = lambda: app.state.context.traffic.routes
+    told: dict[str, Any] = {
+        "watchers": [feed],
+        "on_error": feed.note_error,
+        "service_tasks": [partial(keep_history, feed)],
+    }
+    app = made_app(service, tokenizer, registry, access, more_routes=page, **told)
+    feed.routes, feed.used_limits = lambda: app.state.context.traffic.routes, access.used_limits
     with ThreadPoolExecutor(64) as pool, running(app) as url:
         service.wait_until_ready()
         try:

@@ -11,6 +11,7 @@ from rota.core.events import (
     DrainChanged,
     DrainState,
     EngineRestarted,
+    Explained,
     Finished,
     FinishReason,
     HostChanged,
@@ -19,22 +20,26 @@ from rota.core.events import (
     PauseChanged,
     Preempted,
     Produced,
+    Routed,
     SlotChanged,
     SlotReason,
     SlotState,
+    Whereabouts,
 )
 from rota.core.ids import BASE, AdapterId, EngineId, RequestId, Slot
 from rota.core.lora_paths import LoraPath
 from rota.core.policy_config import READER_PACE
 from rota.core.standstill import StoodStill
-from rota.dashboard import feed as feed_module
+from rota.dashboard import open_requests
 from rota.dashboard.feed import MOST_ROWS, MOST_TARGETS, AlreadySent, Feed
 from rota.dashboard.frame import Spread
 from rota.dashboard.lanes import MOST_TENURES
+from rota.dashboard.open_requests import MOST_SHOWN
 from rota.dashboard.tenants import MOST_KINDS, MOST_RESTARTS, MOST_TENANTS
 from rota.runtime.registry import Registry
 from rota.runtime.replicas.roster import joint_state
 from rota.runtime.service import ServicePhase, ServiceState
+from rota.server.access.limits import LimitUse
 from rota.server.traffic.route import Route, TrafficSplit
 from tests.builders import capacity
 
@@ -90,6 +95,16 @@ def standing(adapter: int, waiting: int = 0, running: int = 0, reason: str = "")
     )
 
 
+def hold(feed: Feed, adapter: int, waiting: int = 0, admitted: int = 0, asked_at: float = 0.5, engine: int = 0) -> None:
+    """Open requests of an adapter at one of several engines."""
+    for number in range(waiting + admitted):
+        id = RequestId(f"{adapter} {engine} {number}")
+        feed.asked(id, AdapterId(adapter), asked_at)
+        feed.observe([Routed(request_id=id, at=asked_at, reason="least", engine_id=EngineId(engine))])
+        if number >= waiting:
+            feed.observe([Admitted(request_id=id, at=1.0, cached_tokens=0)])
+
+
 def answer(feed: Feed, id: str, adapter: int, *token_times: float, asked_at: float = 0.0, tenant: str = "") -> None:
     feed.asked(RequestId(id), AdapterId(adapter), asked_at, tenant)
     for at in token_times:
@@ -142,6 +157,8 @@ def test_where_nobody_reads_nobody_stands_still():
 
 
 def test_the_queue_says_how_many_wait_and_why(feed):
+    hold(feed, 0, admitted=1)
+    hold(feed, 2, waiting=3)
     feed.observe([inspected(standing(0, running=1), standing(2, waiting=3, reason="its adapter is not in a slot"))])
     frame = frame_of(feed, 1.0)
 
@@ -151,6 +168,7 @@ def test_the_queue_says_how_many_wait_and_why(feed):
 
 
 def test_whoever_lost_its_slot_since_the_engine_was_asked_is_parked(feed):
+    hold(feed, 1, admitted=4)
     feed.observe([slot(0.0, 0, 1, "ready"), inspected(standing(1, running=4)), slot(1.1, 0, 1, "empty")])
     frame = frame_of(feed, 1.2)
 
@@ -207,15 +225,16 @@ def test_the_same_slot_of_two_engines_has_two_residents(feed):
 def test_two_engines_are_shown_each_with_its_slots_and_their_requests_in_sum(feed, board):
     board.state = joint_state([READY, replace(READY, capacity=capacity(rows=4, slots=3))])
     feed.observe([replace(slot(1.0, 0, 1, "ready"), engine_id=EngineId(1))])
-    feed.observe(
-        [inspected(standing(1, waiting=1, running=2)), replace(inspected(standing(1, running=3)), engine_id=1)]
-    )
+    hold(feed, 1, waiting=1, admitted=2, engine=0)
+    hold(feed, 1, admitted=3, engine=1)
+    feed.observe([inspected(), replace(inspected(), engine_id=EngineId(1))])
     frame = frame_of(feed, 2.0)
 
     assert [(one.id, one.phase, one.slots) for one in frame.engines] == [(0, "ready", 2), (1, "ready", 3)]
     assert (frame.slots, frame.rows, frame.blocks) == (5, 12, 2 * inspected().blocks)
     # The adapter is in a slot of engine 1 only, so what engine 0 has of it is parked.
     assert (frame.waiting, frame.running, frame.parked) == (1, 3, 2)
+    assert [(one.waiting, one.running, one.parked) for one in frame.engines] == [(1, 0, 2), (0, 3, 0)]
     assert [row.running for row in frame.adapters if row.id == 1] == [3]
 
 
@@ -256,20 +275,52 @@ def test_a_replica_that_joins_and_waits_is_shown_with_what_it_waits_for(feed, bo
     ]
 
 
-def test_an_engine_that_is_down_has_nobody_in_its_slots(feed, board):
-    feed.observe([slot(1.0, 0, 1, "ready"), inspected(standing(1, running=2))])
+def test_an_engine_that_is_down_keeps_its_lanes_with_nobody_in_them(feed, board):
+    feed.observe([slot(1.0, 0, 1, "ready"), inspected(standing(1))])
+    assert frame_of(feed, 1.5).slots == 2
     board.state = ServiceState(phase=ServicePhase.DOWN, reason="It ran out of memory.")
     frame = frame_of(feed, 2.0)
 
     assert (frame.phase, frame.phase_reason) == ("down", "It ran out of memory.")
-    assert (frame.residents, frame.running) == ((), 0)
+    assert (frame.residents, frame.slots, frame.blocks) == ((), 2, 0)
     assert [one.ended_at for one in frame.tenures] == [2.0]
+
+
+def test_an_engine_that_was_away_between_two_moments_has_lost_its_slots_too(feed):
+    feed.observe([slot(1.0, 0, 1, "ready"), inspected(), EngineRestarted(at=1.2, reason="It died.")])
+    frame = frame_of(feed, 1.5)
+
+    assert (frame.residents, frame.blocks) == ((), 0)
+
+
+def test_requests_that_wait_while_no_engine_answers_are_told_with_what_they_wait_for(feed, board):
+    board.state = ServiceState(phase=ServicePhase.STARTING, reason="The engine starts again.")
+    hold(feed, 1, waiting=3, asked_at=0.5)
+    frame = frame_of(feed, 2.0)
+
+    assert (frame.waiting, frame.blocks) == (3, 0)
+    assert [(row.oldest_at, row.reason) for row in frame.adapters if row.waiting] == [(0.5, "The engine starts again.")]
+    assert [(row.state, row.reason) for row in frame.requests] == [("waiting", "The engine starts again.")] * 3
+
+
+def test_an_hour_of_history_is_there_when_the_engine_is_not(feed, board):
+    answer(feed, "one", 1, 0.2, 0.3)
+    feed.note_error("engine_died", "It ran out of memory.", at=600.0)
+    board.state = ServiceState(phase=ServicePhase.DOWN, reason="It ran out of memory.")
+    feed.advance(3000.0)
+    hour, _ = feed.frame(3000.0, AlreadySent(), window_s=3600)
+
+    assert (hour.charts.every_s, len(hour.charts.points)) == (30.0, 100)
+    assert hour.charts.points[0].ttft.p50 == pytest.approx(0.2, rel=0.05)
+    assert hour.charts.points[20].errors_per_min == 2.0
+    assert hour.ttft.p50 == pytest.approx(0.2, rel=0.05)
 
 
 def test_an_adapter_without_a_slot_shows_how_near_it_is_to_one(feed):
     parked = replace(
         standing(1, waiting=1, reason="its adapter is not in a slot"), outlook="its adapter is next in line"
     )
+    hold(feed, 1, waiting=1)
     feed.observe([inspected(parked)])
     assert frame_of(feed, 1.0).adapters[1].reason == "its adapter is next in line"
 
@@ -278,7 +329,7 @@ def test_an_adapter_without_a_slot_shows_how_near_it_is_to_one(feed):
 
 
 def test_an_adapter_that_was_unloaded_stays_while_it_has_users(feed):
-    feed.observe([inspected(standing(9, waiting=1))])
+    hold(feed, 9, waiting=1)
     row = frame_of(feed, 1.0).adapters[-1]
 
     assert (row.name, row.is_loaded, row.waiting) == ("adapter 9", False, 1)
@@ -343,18 +394,88 @@ def test_of_very_many_targets_the_first_are_shown(feed):
     assert len(frame_of(feed, 1.0).targets) == MOST_TARGETS
 
 
-def test_of_a_thousand_adapters_the_busy_ones_are_listed():
-    feed = Feed(registry(1000), lambda: READY)
-    feed.observe([inspected(standing(700, waiting=1)), slot(0.5, 1, 900, "ready")])
+def test_of_very_many_adapters_the_busy_ones_are_listed():
+    feed = Feed(registry(MOST_ROWS + 500), lambda: READY)
+    busy, seated = MOST_ROWS + 200, MOST_ROWS + 400
+    hold(feed, busy, waiting=1)
+    feed.observe([slot(0.5, 1, seated, "ready")])
     frame = frame_of(feed, 1.0)
 
     assert len(frame.adapters) == MOST_ROWS
-    assert frame.unlisted == 1001 - MOST_ROWS
-    assert {0, 700, 900} <= {row.id for row in frame.adapters}
+    assert frame.unlisted == 501
+    assert {0, busy, seated} <= {row.id for row in frame.adapters}
+
+
+def test_a_reader_is_told_of_a_row_again_only_if_it_has_changed():
+    known = registry(500)
+    feed = Feed(known, lambda: READY)
+    feed.advance(1.0)
+    first, seen = feed.frame(1.0, AlreadySent())
+    hold(feed, 7, waiting=1)
+    known.forget("adapter9")
+    feed.advance(1.5)
+    second, seen = feed.frame(1.5, seen)
+    feed.advance(1.75)
+    third, _ = feed.frame(1.75, seen)
+
+    assert len(first.adapters) == 501
+    assert ([row.id for row in second.adapters], second.gone) == ([7], (9,))
+    assert (third.adapters, third.gone) == ((), ())
+
+
+def test_the_loads_and_the_rank_of_an_adapter_are_told(feed):
+    feed.observe([replace(host(1, HostState.HELD), rank=16)])
+    for at in (1.0, 2.0, 3.0):
+        feed.observe([slot(at, 0, 1, "loading"), slot(at + 0.1, 0, 1, "ready"), slot(at + 0.2, 0, 1, "empty")])
+    assert [(row.rank, row.loads) for row in frame_of(feed, 6.0).adapters[1:]] == [(16, 3), (0, 0), (0, 0)]
+
+    assert [(row.rank, row.loads) for row in frame_of(feed, 90.0).adapters[1:]] == [(16, 0), (0, 0), (0, 0)]
+
+
+def test_an_open_request_says_why_it_waits_in_the_words_of_its_engine(feed):
+    feed.observe([slot(0.0, 0, 1, "ready")])
+    feed.asked(RequestId("mine#1"), AdapterId(2), 0.5, "ann")
+    feed.asked(RequestId("runs#2"), AdapterId(1), 0.2, "bob")
+    feed.observe([admitted("runs#2"), inspected(standing(2, waiting=1, reason="its adapter is not in a slot"))])
+    feed.observe([Produced(at=1.0, request_ids=(RequestId("runs#2"),), tokens=(7,))])
+    rows = frame_of(feed, 1.0).requests
+    assert [(row.name, row.tenant, row.adapter, row.state, row.tokens) for row in rows] == [
+        ("mine", "ann", 2, "waiting", 0),
+        ("runs", "bob", 1, "running", 1),
+    ]
+    assert [row.reason for row in rows] == ["its adapter is not in a slot", ""]
+    assert feed.unclear() == ["mine#1"]
+
+    said = Explained(request_id=RequestId("mine#1"), at=1.0, state=Whereabouts.WAITING, reason="no row is free")
+    feed.observe([replace(said, position=2)])
+    assert frame_of(feed, 1.2).requests[0].reason == "no row is free; 2 of its adapter go first"
+
+
+def test_of_very_many_open_requests_those_that_waited_longest_are_shown(feed):
+    for number in range(MOST_SHOWN + 60):
+        feed.asked(RequestId(f"r{number}"), AdapterId(1), float(number))
+        feed.observe([admitted(f"r{number}")] if number < 30 else [])
+    frame = frame_of(feed, 200.0)
+
+    assert (len(frame.requests), frame.unlisted_requests) == (MOST_SHOWN, 60)
+    assert frame.requests[0].asked_at == 30.0
+    assert {row.state for row in frame.requests} == {"waiting"}
+
+
+def test_a_tenants_errors_and_limits_are_told(feed):
+    feed.used_limits = lambda name, _, waiting: (LimitUse("max_queued", waiting, 4),) if name == "ann" else ()
+    feed.asked(RequestId("a"), BASE, 0.5, "ann")
+    for kind in ("bad_field", "rate_limited", "rate_limited"):
+        feed.note_error(kind, "A sentence.", "ann", at=1.0)
+    feed.note_error("bad_field", "A sentence.", "bob", at=1.0)
+    ann, bob = frame_of(feed, 4.0).tenants
+
+    assert (ann.errors, ann.limits) == ((("rate_limited", 2), ("bad_field", 1)), (LimitUse("max_queued", 1, 4),))
+    assert (bob.errors, bob.limits) == ((("bad_field", 1),), ())
 
 
 def test_memory_is_bounded_whatever_comes(feed, monkeypatch):
-    monkeypatch.setattr(feed_module, "MOST_OPEN", 100)
+    monkeypatch.setattr(open_requests, "MOST_OPEN", 100)
     for number in range(1000):
         feed.asked(RequestId(str(number)), AdapterId(1), 0.0)
     for number in range(MOST_TENURES + 500):
@@ -435,9 +556,9 @@ def test_of_many_tenants_the_busy_ones_are_listed(feed):
 
 
 def test_errors_are_counted_by_kind_within_the_window_and_in_all(feed):
-    feed.note_error("bad_field", "A field is wrong.", 1.0)
-    feed.note_error("engine_died", "The engine ran out of memory.", 100.0)
-    feed.note_error("bad_field", "A field is missing.", 101.0)
+    feed.note_error("bad_field", "A field is wrong.", at=1.0)
+    feed.note_error("engine_died", "The engine ran out of memory.", at=100.0)
+    feed.note_error("bad_field", "A field is missing.", at=101.0)
     first, second = frame_of(feed, 104.0).errors
 
     assert (first.kind, first.recent, first.total, first.last_at) == ("bad_field", 1, 2, 101.0)
@@ -460,15 +581,14 @@ def test_an_engine_that_stands_still_is_shown_with_what_its_requests_wait_for(bo
     still = StoodStill(at=20.0, since=10.0, requests=3, waits_for="reads of adapters (1)")
     board.state = joint_state([READY, replace(READY, standstill=still)])
 
-    assert [one.standstill for one in frame_of(feed, 24.0).engines] == [
-        "",
-        "No step for 14 seconds, while requests wait for reads of adapters (1).",
-    ]
+    assert frame_of(feed, 24.0).notices == (
+        "Engine 1 stands still. No step for 14 seconds, while requests wait for reads of adapters (1).",
+    )
 
 
 def test_what_is_told_of_trouble_is_bounded(feed):
     for number in range(MOST_KINDS + 20):
-        feed.note_error(f"kind{number}", "x" * 10_000, 1.0)
+        feed.note_error(f"kind{number}", "x" * 10_000, at=1.0)
     errors = frame_of(feed, 4.0).errors
 
     assert len(errors) == MOST_KINDS

@@ -165,7 +165,7 @@ def test_an_adapter_is_loaded_and_unloaded_by_button(on_stage, open_page):
     page.get_by_role("button", name="Load adapter").click()
     wait_for_text(page, "#outcome", "sonnet is loaded")
     wait_for_text(page, "#adapters", "sonnet")
-    unload = page.locator('[data-adapter="2"] button')
+    unload = page.locator('[data-adapter="2"] .unload')
     unload.click()
     assert unload.inner_text() == "Sure?"
     assert [adapter.name for adapter in made.registry.adapters] == ["pirate", "sonnet"]
@@ -193,7 +193,7 @@ def test_versions_and_the_split_of_their_traffic_are_shown(on_stage, open_page):
     wait_for_text(page, '[data-adapter="1"] .name', "^pirate$")
     wait_for_text(page, '[data-adapter="2"] .name', "^pirate@2$")
     wait_for_text(page, '[data-adapter="2"] .where', "slot [12]|host memory")
-    assert page.locator('[data-adapter="2"] button').count() == 0, "a version goes with its name"
+    assert page.locator('[data-adapter="2"] .unload').count() == 0, "a version goes with its name"
 
 
 def test_an_adapter_that_cannot_be_loaded_says_why(on_stage, browser):
@@ -281,7 +281,7 @@ def test_a_replay_shows_tenants_errors_and_restarts_too(on_stage, open_page, tmp
     page.locator("#scrub").fill("20")
     wait_for_text(page, '#tenants [data-key="bob"]', "^bob101")  # one waits, none runs, one is parked
     page.locator("#scrub").fill("300")
-    wait_for_text(page, "#restarts li:first-child", "Engine 0 stands still. No step for 23 seconds, .* a read.$")
+    wait_for_text(page, "#notices li", "Engine 0 stands still. No step for 23 seconds, .* a read.$")
     page.locator("#scrub").fill("500")
     wait_for_text(page, "#restarts li:first-child", "Engine 0 was started again 42.0 s ago: It ran out of memory.")
     wait_for_text(page, '#errors [data-key="engine_died"]', "^engine died11.* agoIt died.$")

@@ -26,7 +26,7 @@ def errors_of(made: Stage) -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize("code", FaultCode)
 def test_a_clients_mistake_is_told_by_its_kind_and_ours_in_our_words(code):
     told: list[tuple[str, str]] = []
-    note(lambda kind, sentence: told.append((kind, sentence)), Fault(code, SECRET))
+    note(lambda kind, sentence, _: told.append((kind, sentence)), Fault(code, SECRET))
     is_ours = ERROR_KINDS[code].status >= 500 or code is FaultCode.ADAPTER_FAILED
 
     assert [kind for kind, _ in told] == [code.value]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rota.core.ids import AdapterId
 from rota.dashboard.frame import Spread
-from rota.dashboard.window import BIN_S, CHART_BINS, SPANS_S, Bin, ChartWindow, Span, bucket_of, spread_of
+from rota.dashboard.window import BIN_S, EVERY_S, SPANS_S, Bin, ChartWindow, Span, bucket_of, spread_of
 
 
 def histogram(*durations: float):
@@ -46,28 +46,37 @@ def test_a_closed_bin_becomes_a_point_of_the_charts():
     assert charts.ended_at == BIN_S
 
 
-def test_the_minute_forgets_what_is_older():
+def test_every_span_forgets_what_is_older():
     window = ChartWindow()
     window.open.shares[AdapterId(1)].tokens = 600
     window.open.ttft[bucket_of(0.5)] += 1
     window.roll(10.0)
-    minute, five = (window.spans[seconds] for seconds in SPANS_S)
+    minute, five, hour = (window.spans[seconds] for seconds in SPANS_S)
     assert minute.figures_of(AdapterId(1)).tokens_per_s == 60.0
-    assert minute.ttft.p50 is not None
+    assert minute.spread("ttft").p50 is not None
 
     window.roll(70.0)
     assert minute.figures_of(AdapterId(1)).tokens_per_s == 0.0
-    assert minute.ttft.p50 is None
+    assert minute.spread("ttft").p50 is None
     assert five.figures_of(AdapterId(1)).tokens_per_s == pytest.approx(600 / 70)
-    assert five.ttft.p50 == pytest.approx(0.5, rel=0.05)
+    assert five.spread("ttft").p50 == pytest.approx(0.5, rel=0.05)
+
+    window.roll(400.0)
+    assert five.spread("ttft").p50 is None
+    assert hour.figures_of(AdapterId(1)).tokens_per_s == pytest.approx(600 / 400)
+    assert hour.spread("ttft").p50 == pytest.approx(0.5, rel=0.05)
+
+    window.roll(3700.0)
+    assert hour.total.tokens == 0
 
 
 def test_charts_are_bounded_however_long_it_runs():
     window = ChartWindow()
-    for second in range(2000):
+    for second in range(5000):
         window.roll(float(second))
 
-    assert len(window.charts().points) == CHART_BINS
+    points = [len(window.charts(seconds).points) for seconds in SPANS_S]
+    assert points == [seconds / every_s for seconds, every_s in EVERY_S.items()] == [30, 150, 120]
 
 
 def test_a_window_that_nobody_used_for_hours_starts_afresh():
@@ -76,7 +85,7 @@ def test_a_window_that_nobody_used_for_hours_starts_afresh():
     window.roll(BIN_S)
     window.roll(1e6)
 
-    assert window.charts().points == ()
+    assert [window.charts(seconds).points for seconds in SPANS_S] == [(), (), ()]
     assert window.rates(1e6) == (0.0, 0.0)
 
 
@@ -110,3 +119,29 @@ def test_a_span_is_the_sum_of_its_last_bins_and_remembers_nothing_older(story):
         figures = span.figures_of(sharer)
         assert figures.tokens_per_s == sum(share.tokens for share in shares) / lasted_s
         assert figures.ttft == spread_of(share.ttft for share in shares)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=40))
+def test_a_point_of_the_hour_has_the_most_requests_that_were_open_at_one_moment(story):
+    window = ChartWindow()
+    for at, (waiting, admitted) in enumerate(story):
+        window.roll(at * BIN_S)
+        window.hold(waiting, admitted)
+    window.roll(len(story) * BIN_S)
+
+    bins = int(EVERY_S[3600] / BIN_S)
+    whole = [story[begin : begin + bins] for begin in range(0, len(story) - bins + 1, bins)]
+    # What was held at the end of a bin is still held at the beginning of the next.
+    before = [story[begin - 1 : begin] for begin in range(0, len(story) - bins + 1, bins)]
+    points = window.charts(3600).points
+    assert [one.waiting for one in points] == [
+        max(waiting for waiting, _ in [*early, *late]) for early, late in zip(before, whole, strict=True)
+    ]
+
+
+def test_errors_are_told_by_the_minute():
+    window = ChartWindow()
+    window.open.errors["bad_field"] = 3
+    window.roll(BIN_S)
+
+    assert window.charts().points[-1].errors_per_min == 90.0

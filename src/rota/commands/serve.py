@@ -237,12 +237,12 @@ def _new_app(
         watchers=[feed] if feed else (),
         on_finish=on_finish,
         on_error=feed.note_error if feed else unheard,
-        service_tasks=service_tasks,
+        service_tasks=[*service_tasks, partial(dashboard.keep_history, feed)] if dashboard else service_tasks,
     )
     page = dashboard.routes_of(dashboard.Viewers(feed, service.send), server.journal_dir) if dashboard else ()
     app = create_app(parts, [*ROUTES, *routes_of_dialects(), *page])
     if feed:
-        feed.routes = lambda: app.state.context.traffic.routes
+        feed.routes, feed.used_limits = lambda: app.state.context.traffic.routes, access.used_limits
     return app
 
 

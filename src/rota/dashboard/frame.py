@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rota.core.events import DrainState, SlotState
+from rota.core.events import DrainState, SlotState, Whereabouts
 from rota.core.ids import FIRST_ENGINE, AdapterId, EngineId, Slot
+from rota.server.access.limits import LimitUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,13 @@ class EngineFrame:
     slots: int
     reason: str = ""  # why it is down, or what it waits for
     is_paused: bool = False  # it computes no step until /resume
-    standstill: str = ""  # since when it computes no step though requests are open, and what they wait for
+    waiting: int = 0
+    running: int = 0
+    parked: int = 0
+    blocks: int = 0  # 0: it does not tell, because it starts or is down
+    blocks_used: int = 0
+    tokens_per_s: float = 0.0
+    restarts: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +74,8 @@ class AdapterRow:
     version: int = 1
     is_current: bool = True  # the name means this version
     place: str = ""  # host, reading, disk or source; of what is in a slot, the slot tells more
+    rank: int = 0  # 0: it was not read yet
+    loads: int = 0  # copies into a slot
     waiting: int = 0
     running: int = 0
     parked: int = 0
@@ -74,6 +83,21 @@ class AdapterRow:
     reason: str = ""
     ttft: Spread = Spread()
     tokens_per_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRow:
+    """One open request, and why it waits."""
+
+    id: str
+    name: str  # as the client calls it
+    adapter: AdapterId
+    tenant: str
+    engine: EngineId
+    state: Whereabouts
+    asked_at: float
+    tokens: int  # so far
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +121,8 @@ class TenantRow:
     parked: int = 0
     ttft: Spread = Spread()
     tokens_per_s: float = 0.0
+    limits: tuple[LimitUse, ...] = ()
+    errors: tuple[tuple[str, int], ...] = ()  # by kind, the most frequent first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +153,9 @@ class Point:
     gap: Spread
     step: Spread
     tokens_per_s: float
+    waiting: int  # at most, as is the next
+    admitted: int  # requests that ran or were parked
+    errors_per_min: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,9 +169,10 @@ class Charts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """What the page shows now. `tenures` and `charts` hold only what is new since the last frame."""
+    """What the page shows now. `tenures`, `charts` and `adapters` hold only what is new since the last frame."""
 
     now: float
+    version: str  # of the server; a page of another version is loaded again
     phase: str
     phase_reason: str
     model: str
@@ -166,11 +196,15 @@ class Frame:
     stall: Spread  # the longest time in an answer that its reader stands without text, of answers that ended
     reader_pace: float  # tokens a second; 0: there is no reader
     residents: tuple[Tenure, ...]
-    is_whole: bool  # `tenures` holds the whole last minute, not only the new ones
+    is_whole: bool  # nothing was sent before: `tenures` holds the whole last minute, and `adapters` all rows
     tenures: tuple[Tenure, ...]
     drains: tuple[DrainShown, ...]
     adapters: tuple[AdapterRow, ...]
+    gone: tuple[AdapterId, ...]  # their rows go
     unlisted: int  # adapters that have no row
+    requests: tuple[RequestRow, ...]
+    unlisted_requests: int
+    notices: tuple[str, ...]  # sentences that an operator should read
     targets: tuple[TargetRow, ...]  # empty if all names mean one version
     tenants: tuple[TenantRow, ...]  # empty on a server without keys
     unlisted_tenants: int

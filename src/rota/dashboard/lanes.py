@@ -39,7 +39,13 @@ class Lanes:
     def drains(self) -> tuple[DrainShown, ...]:
         return (*self._past_drains, *self._drains.values())
 
-    def change_slot(self, event: SlotChanged) -> None:
+    def hear(self, event: SlotChanged | DrainChanged) -> None:
+        if isinstance(event, SlotChanged):
+            self._change_slot(event)
+        else:
+            self._change_drain(event)
+
+    def _change_slot(self, event: SlotChanged) -> None:
         place = (event.engine_id, event.slot)
         before = self._end(place, event.at)
         if event.state is SlotState.EMPTY:
@@ -56,7 +62,7 @@ class Lanes:
             engine=event.engine_id,
         )
 
-    def change_drain(self, event: DrainChanged) -> None:
+    def _change_drain(self, event: DrainChanged) -> None:
         if event.state is DrainState.EXPIRED:
             return  # the drain had already finished; this event is about the slot that it left free
         victim = (event.engine_id, event.victim)

@@ -16,9 +16,9 @@ from fastapi.responses import FileResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from rota.core.errors import Fault, FaultCode, RequestError
-from rota.core.messages import Inspect
+from rota.core.messages import Explain, Inspect
 from rota.dashboard.feed import AlreadySent, Feed
-from rota.dashboard.window import SPANS_S
+from rota.dashboard.window import BIN_S, SPANS_S
 from rota.runtime.service import ServicePhase
 from rota.server.access.access import Right
 from rota.server.context import AppContext
@@ -28,16 +28,18 @@ from rota.server.route import Handler, HttpRoute, get
 # A stream sends four frames a second to one reader; a slow reader gets fewer, and always the newest.
 
 FRAME_S = 0.25
+# Between two questions why the requests on the page wait. An engine walks through a queue for each of them.
+EXPLAIN_S = 1.0
 
 
 class Viewers:
     """The open pages. While there are any, the engine is asked for its state, once for all of them."""
 
-    def __init__(self, feed: Feed, ask: Callable[[Inspect], None]) -> None:
+    def __init__(self, feed: Feed, ask: Callable[[Inspect | Explain], None]) -> None:
         """`ask` sends a query to the engine. It may raise RequestError while the engine is down."""
         self._feed = feed
         self._ask = ask
-        self._asked_at = float("-inf")
+        self._asked_at = self._explained_at = float("-inf")
         self.count = 0
 
     async def frames(
@@ -51,9 +53,8 @@ class Viewers:
         try:
             seen = AlreadySent()
             while is_admitted():
-                self._inspect()
                 now = time.monotonic()
-                self._feed.advance(now)
+                self._begin_moment(now)
                 frame, seen = self._feed.frame(now, seen, may_load, window_s)
                 yield b"data: " + msgspec.json.encode(frame) + b"\n\n"
                 if frame.phase == ServicePhase.STOPPED:
@@ -62,14 +63,25 @@ class Viewers:
         finally:
             self.count -= 1
 
-    def _inspect(self) -> None:
-        """The engine's answer goes to the feed, and the next frame shows it."""
-        now = time.monotonic()
+    def _begin_moment(self, now: float) -> None:
+        """The engine's answers go to the feed, and the next frame shows them."""
         if now - self._asked_at < 0.9 * FRAME_S:
-            return  # another viewer has just asked
+            return  # another viewer has just begun it
         self._asked_at = now
+        self._feed.advance(now)
         with suppress(RequestError):  # the engine is down, and the frame says so
             self._ask(Inspect(now))
+            if now - self._explained_at >= EXPLAIN_S:
+                self._explained_at = now
+                for request_id in self._feed.unclear():
+                    self._ask(Explain(request_id, now))
+
+
+async def keep_history(feed: Feed) -> None:
+    """Also while nobody watches, so that the history has no gap, and tells of an engine that was away for a moment."""
+    while True:
+        feed.advance(time.monotonic())
+        await asyncio.sleep(BIN_S)
 
 
 MOST_VIEWERS = 50

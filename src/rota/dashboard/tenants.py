@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Container
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 
-from rota.core.events import EngineRestarted, PauseChanged
-from rota.core.ids import AdapterId, EngineId
+from rota.core.events import EngineRestarted, PauseChanged, Whereabouts
+from rota.core.ids import EngineId
 from rota.dashboard.frame import ErrorRow, Restart, TenantRow
 from rota.dashboard.window import Span
+from rota.server.access.limits import LimitUse
 
 # ── trouble ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 # Trouble: the errors that clients were told, by kind, and the engines that were started again or are paused.
@@ -23,7 +24,7 @@ class Trouble:
     """Bounded: the kinds of errors are few, and of each only the last sentence is kept."""
 
     def __init__(self) -> None:
-        self.restarts_total = 0
+        self.restarts_by = Counter[EngineId]()
         self.paused: set[EngineId] = set()
         self.restarts: deque[Restart] = deque(maxlen=MOST_RESTARTS)
         self._errors: dict[str, ErrorRow] = {}
@@ -34,7 +35,7 @@ class Trouble:
             return
         self.paused.discard(event.engine_id)  # a new engine says itself that it is paused
         if isinstance(event, EngineRestarted):
-            self.restarts_total += 1
+            self.restarts_by[event.engine_id] += 1
             reason = event.reason[:LONGEST_SENTENCE]
             self.restarts.append(Restart(at=event.at, engine=event.engine_id, reason=reason))
 
@@ -54,44 +55,34 @@ class Trouble:
 
 
 # ── tenants ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-# The tenants of open requests: how many of each wait, and how many were admitted, by adapter.
+# The tenants of open requests: how many of each wait and were admitted, what they may spend, and their errors.
 
 MOST_TENANTS = 40
 
+# How far a tenant has used up the limits of its key, with so many answers that were admitted and that wait.
+UsedLimits = Callable[[str, int, int], tuple[LimitUse, ...]]
 
-class Tenants:
-    """Counts as requests come, are admitted, and go. A tenant without requests takes no memory."""
 
-    def __init__(self) -> None:
-        self._requests: Counter[tuple[str, AdapterId | None]] = Counter()  # None: of those that wait
-
-    def count(self, tenant: str, admitted: AdapterId | None, by: int) -> None:
-        """A request of an adapter was admitted or, without one, began to wait; or it does so no longer."""
-        self._requests[tenant, admitted] += by
-        if not self._requests[tenant, admitted]:
-            del self._requests[tenant, admitted]
-
-    def rows(self, span: Span, ready: Container[AdapterId]) -> tuple[tuple[TenantRow, ...], int]:
-        """A row for each tenant with requests now or tokens in the window, the busiest first, and how many have none.
-
-        `ready` are the adapters that are in a slot: requests of one that is not are parked.
-        """
-        waiting, running, parked = Counter[str](), Counter[str](), Counter[str]()
-        for (tenant, admitted), count in self._requests.items():
-            (waiting if admitted is None else running if admitted in ready else parked)[tenant] += count
-        recent = (one for one in span.total.shares if isinstance(one, str))
-        # The sole tenant of a server without keys has no name.
-        figures = {name: span.figures_of(name) for name in {*recent, *waiting, *running, *parked} - {""}}
-        rows = [
-            TenantRow(
-                name=name,
-                waiting=waiting[name],
-                running=running[name],
-                parked=parked[name],
-                ttft=own.ttft,
-                tokens_per_s=own.tokens_per_s,
-            )
-            for name, own in figures.items()
-        ]
-        rows.sort(key=lambda row: (-(row.waiting + row.running + row.parked), -row.tokens_per_s, row.name))
-        return tuple(sorted(rows[:MOST_TENANTS], key=lambda row: row.name)), len(rows[MOST_TENANTS:])
+def tenant_rows(
+    counts: Mapping[Hashable, Counter[Whereabouts]], span: Span, limits: UsedLimits
+) -> tuple[tuple[TenantRow, ...], int]:
+    """A row for each tenant with requests now, or tokens or errors in the window, the busiest first, and how many have
+    none."""
+    # The sole tenant of a server without keys has no name.
+    names = {one for one in {*span.total.shares, *counts} if isinstance(one, str)} - {""}
+    figures = {name: (counts.get(name, Counter[Whereabouts]()), span.figures_of(name)) for name in names}
+    busiest = sorted(figures.items(), key=lambda one: (-one[1][0].total(), -one[1][1].tokens_per_s, one[0]))
+    rows = [
+        TenantRow(
+            name=name,
+            waiting=held[Whereabouts.WAITING],
+            running=held[Whereabouts.RUNNING],
+            parked=held[Whereabouts.PARKED],
+            ttft=own.ttft,
+            tokens_per_s=own.tokens_per_s,
+            errors=own.errors,
+            limits=limits(name, held.total() - held[Whereabouts.WAITING], held[Whereabouts.WAITING]),
+        )
+        for name, (held, own) in busiest[:MOST_TENANTS]
+    ]
+    return tuple(sorted(rows, key=lambda row: row.name)), len(busiest) - len(rows)

@@ -4,16 +4,49 @@ import { colour } from "./colours.js";
 import { find, make, write } from "./dom.js";
 import { count, isOn, pair, seconds } from "./format.js";
 import { post } from "./live.js";
+import { Order, Rows } from "./rows.js";
 
-const CELLS = ["name", "where", "load", "waiting", "running", "parked", "longest", "ttft", "rate", "why", "action"];
-const LABELS = { waiting: "waiting", running: "running", parked: "parked", longest: "longest wait", ttft: "first token", rate: "tokens/s" };
+const CELLS = {
+  name: "", where: "", waiting: "waiting", running: "running", parked: "parked", longest: "longest wait",
+  ttft: "first token", rate: "tokens/s", loads: "loads", rank: "rank", why: "", action: "",
+};
+const VALUES = {
+  name: (row) => row.name,
+  where: (row) => row.whereabouts,
+  waiting: (row) => row.waiting,
+  running: (row) => row.running,
+  parked: (row) => row.parked,
+  longest: (row) => (row.oldest_at === null ? null : -row.oldest_at),
+  ttft: (row) => row.ttft.p50,
+  rate: (row) => row.tokens_per_s,
+  loads: (row) => row.loads,
+  rank: (row) => row.rank || null,
+};
 const PLACES = { host: "host memory", reading: "being read", disk: "on disk", source: "at its source" };
 const CONFIRM_MS = 4000;
+const FEW = 8; // idle adapters are shown like all others
+
+const sum = (row) => row.running + row.parked + row.waiting;
 
 export class Adapters {
-  constructor() {
-    this.rows = new Map();
-    this.body = find("adapters").tBodies[0];
+  constructor(onAsk) {
+    this.onAsk = onAsk;
+    this.table = find("adapters");
+    this.rows = new Rows(this.table.tBodies[0], CELLS);
+    const again = () => this.frame && this.show(this.frame);
+    this.order = new Order(this.table, VALUES, () => {
+      find("sort").value = this.order.column;
+      again();
+    });
+    find("sort").addEventListener("change", ({ target }) => {
+      const head = this.table.querySelector(`th[data-column="${target.value}"]`);
+      this.order.choose(target.value, head?.classList.contains("number") ? -1 : 1);
+    });
+    find("search").addEventListener("input", again);
+    find("fold").addEventListener("click", () => {
+      find("fold").setAttribute("aria-expanded", String(find("fold").ariaExpanded !== "true"));
+      again();
+    });
     this.form = find("load");
     this.form.addEventListener("submit", (event) => {
       event.preventDefault();
@@ -24,66 +57,60 @@ export class Adapters {
   }
 
   show(frame) {
+    this.frame = frame;
     this.form.hidden = !frame.may_load;
-    const most = Math.max(1, ...frame.adapters.map((row) => row.running + row.parked + row.waiting));
-    const known = new Set(frame.adapters.map((row) => row.id));
-    for (const [id, row] of this.rows) {
-      if (!known.has(id)) {
-        row.element.remove();
-        this.rows.delete(id);
-      }
-    }
-    for (const row of frame.adapters) this.showRow(this.rowOf(row), row, frame, most);
-    const more = frame.unlisted ? ` · ${count(frame.unlisted)} more without requests` : "";
-    write(find("adapters-note"), `${count(frame.adapters.length - 1)} and the base model${more}`);
+    const seated = new Map(frame.residents.map((one) => [one.adapter, one]));
+    for (const row of frame.adapters) row.whereabouts = whereIs(row, seated.get(row.id), frame);
+    const isIdle = (row) => row.id !== 0 && !sum(row) && !row.tokens_per_s && !row.loads && !seated.has(row.id);
+    const sought = find("search").value.trim().toLowerCase();
+    const found = frame.adapters.filter((row) => !sought || row.name.toLowerCase().includes(sought));
+    const idle = found.filter(isIdle);
+    const canFold = !sought && idle.length > FEW;
+    const isFolded = canFold && find("fold").ariaExpanded !== "true";
+    find("fold").hidden = !canFold;
+    write(find("fold"), isFolded ? `Show ${count(idle.length)} idle adapters` : `Fold ${count(idle.length)} idle adapters`);
+    const shown = this.order.of(isFolded ? found.filter((row) => !isIdle(row)) : found);
+    const most = Math.max(1, ...shown.map(sum));
+    this.rows.show(shown.map((row) => [row.id, textsOf(row, frame)]));
+    for (const row of shown) this.decorate(this.rows.rowOf(row.id), row, frame, most);
+    this.note(frame, found.length, sought);
   }
 
-  rowOf({ id }) {
-    if (this.rows.has(id)) return this.rows.get(id);
-    const row = { element: make("tr") };
-    for (const cell of CELLS) {
-      row[cell] = make("td", `${cell}${cell in LABELS ? " number" : ""}`);
-      if (cell in LABELS) row[cell].dataset.label = LABELS[cell];
-      row.element.append(row[cell]);
-    }
-    row.swatch = make("i", "swatch");
-    row.label = make("b");
-    row.name.append(row.swatch, row.label);
-    row.bars = ["running", "parked", "waiting"].map((kind) => make("i", kind));
-    row.load.append(make("div", "bars", ...row.bars));
-    row.element.dataset.adapter = id;
-    const next = [...this.rows.keys()].filter((other) => other > id).sort((a, b) => a - b)[0];
-    this.body.insertBefore(row.element, next === undefined ? null : this.rows.get(next).element);
-    this.rows.set(id, row);
-    return row;
+  note(frame, found, sought) {
+    const all = frame.adapters.length - 1;
+    const more = frame.unlisted ? ` · ${count(frame.unlisted)} more without requests are not listed` : "";
+    const busy = frame.adapters.filter((row) => row.id && sum(row)).length;
+    write(find("adapters-note"), sought ? `${count(found)} of ${count(all + 1)} match` : `${count(all)} and the base model · ${count(busy)} with requests${more}`);
   }
 
-  showRow(row, one, frame, most) {
-    row.swatch.style.background = colour(one.id);
+  /** What is not text: colours, bars and buttons. */
+  decorate(row, one, frame, most) {
+    if (!row.label) {
+      row.element.dataset.adapter = one.id;
+      row.swatch = make("i", "swatch");
+      row.label = make("b");
+      row.bars = ["running", "parked", "waiting"].map((kind) => make("i", kind));
+      row.name.append(make("span", "full-name", row.swatch, row.label), make("span", "bars", ...row.bars));
+      row.ask = make("button", "quiet-button", "Ask");
+      row.ask.addEventListener("click", () => this.onAsk(row.label.textContent));
+      row.action.append(row.ask);
+    }
+    const tint = colour(one.id);
+    if (row.tint !== tint) for (const part of [row.swatch, ...row.bars]) part.style.background = row.tint = tint;
     write(row.label, one.version > 1 || !one.is_current ? `${one.name}@${one.version}` : one.name);
-    row.label.title = one.is_current ? one.name : `${one.name} does not mean this version now`;
-    write(row.where, whereIs(one, frame));
-    [one.running, one.parked, one.waiting].forEach((number, index) => {
-      row.bars[index].style.width = `${(100 * number) / most}%`;
-      row.bars[index].style.background = colour(one.id);
-    });
-    write(row.waiting, count(one.waiting));
-    write(row.running, count(one.running));
-    write(row.parked, count(one.parked));
-    write(row.longest, one.oldest_at === null ? "–" : seconds(Math.max(0, frame.now - one.oldest_at)));
-    write(row.ttft, one.ttft.p50 === null ? "–" : pair(one.ttft.p50, one.ttft.p99));
-    write(row.rate, one.tokens_per_s ? count(one.tokens_per_s) : "–");
-    write(row.why, one.reason);
-    row.element.classList.toggle("quiet", !(one.waiting + one.running + one.parked));
-    this.showAction(row, one, frame);
-  }
-
-  showAction(row, one, frame) {
+    row.label.title = one.is_current ? one.path : `${one.name} does not mean this version now`;
+    [one.running, one.parked, one.waiting].forEach((number, index) => (row.bars[index].style.width = `${(100 * number) / most}%`));
+    row.element.classList.toggle("quiet", !sum(one));
+    row.ask.hidden = frame.phase === "replay" || !one.is_loaded;
+    row.ask.setAttribute("aria-label", `Ask ${one.name}`);
     const mayUnload = frame.may_load && one.id !== 0 && one.is_loaded && one.is_current;
-    if (mayUnload === Boolean(row.button)) return;
-    row.button = mayUnload ? make("button", "quiet-button", "Unload") : null;
-    row.action.replaceChildren(...(mayUnload ? [row.button] : []));
-    row.button?.addEventListener("click", () => this.unload(row.button, one));
+    if (mayUnload === Boolean(row.unload)) return;
+    row.unload?.remove();
+    row.unload = mayUnload ? make("button", "quiet-button unload", "Unload") : null;
+    if (!mayUnload) return;
+    row.unload.setAttribute("aria-label", `Unload ${one.name}`);
+    row.action.append(row.unload);
+    row.unload.addEventListener("click", () => this.unload(row.unload, one));
   }
 
   /** The first click asks for a second one. The form gets the unloaded adapter's name and path, to load it again. */
@@ -91,9 +118,11 @@ export class Adapters {
     if (!button.dataset.sure) {
       button.dataset.sure = "yes";
       button.textContent = "Sure?";
+      button.setAttribute("aria-label", `Sure? Unload ${name}`);
       setTimeout(() => {
         delete button.dataset.sure;
         button.textContent = "Unload";
+        button.setAttribute("aria-label", `Unload ${name}`);
       }, CONFIRM_MS);
       return;
     }
@@ -112,11 +141,25 @@ export class Adapters {
   }
 }
 
-function whereIs(one, frame) {
+function textsOf(one, frame) {
+  return {
+    where: one.whereabouts,
+    waiting: count(one.waiting),
+    running: count(one.running),
+    parked: count(one.parked),
+    longest: one.oldest_at === null ? "–" : seconds(Math.max(0, frame.now - one.oldest_at)),
+    ttft: one.ttft.p50 === null ? "–" : pair(one.ttft.p50, one.ttft.p99),
+    rate: one.tokens_per_s ? count(one.tokens_per_s) : "–",
+    loads: one.loads ? count(one.loads) : "–",
+    rank: one.rank ? count(one.rank) : "–",
+    why: one.reason,
+  };
+}
+
+function whereIs(one, resident, frame) {
   if (one.id === 0) return "needs no slot";
-  const drain = frame.drains.find((other) => other.victim === one.id && isOn(other, frame.now));
-  const resident = frame.residents.find((other) => other.adapter === one.id);
   if (!resident) return one.is_loaded ? PLACES[one.place] ?? "out" : "unloaded";
+  const drain = frame.drains.find((other) => other.victim === one.id && isOn(other, frame.now));
   if (resident.state === "loading") return `loading, slot ${resident.slot + 1}`;
   return drain ? `drains, slot ${resident.slot + 1}` : `slot ${resident.slot + 1}`;
 }

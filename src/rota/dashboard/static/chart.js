@@ -1,6 +1,6 @@
 // A chart of the window, drawn as SVG without a library.
 
-import { find, make, tell, write } from "./dom.js";
+import { find, make, readable, write } from "./dom.js";
 import { count, seconds } from "./format.js";
 
 const [WIDTH, HEIGHT] = [600, 140];
@@ -30,8 +30,7 @@ function linearScale(values) {
 class Chart {
   constructor(title, about, lines, format, scale) {
     Object.assign(this, { lines, format, scale });
-    this.svg = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" });
-    this.svg.setAttribute("aria-label", `${title}: ${about}`);
+    this.svg = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" });
     this.marks = make("div", "marks");
     this.values = lines.map((_, index) => make("b", `line-${index}`));
     this.begin = make("span");
@@ -41,23 +40,23 @@ class Chart {
     this.element = make(
       "div",
       "card chart",
-      make("div", "title", make("h2", "", title), make("span", "muted", about), make("span", "spring"), legend),
+      make("div", "title", make("h2", "", title), make("span", "muted about", about), make("span", "spring"), legend),
       plot,
       make("div", "chart-axis", this.begin, make("span", "", "now")),
     );
     this.element.dataset.lines = lines.length;
-    plot.addEventListener("pointermove", (event) => this.explain(event, plot));
-    plot.addEventListener("pointerleave", () => (find("tip").hidden = true));
+    readable(plot, `${title}: ${about}`, (share) => this.explain(share));
   }
 
-  /** Draws one line per series. The newest point is always at the right edge. */
-  show(series, everyS, windowS) {
-    this.everyS = everyS;
+  /** Draws one line per series. The newest point is at the right edge. `deaths` are shares of the width. */
+  show(series, everyS, windowS, deaths) {
+    Object.assign(this, { everyS, deaths });
     const points = (this.points = Math.round(windowS / everyS));
     this.series = series.map((values) => [...Array(Math.max(0, points - values.length)).fill(null), ...values].slice(-points));
     const known = this.series.flat().filter((value) => value !== null && value > 0);
     const { y, marks } = this.scale(known.length ? known : [0.01, 0.1]);
     const shapes = marks.map((mark) => svg("line", { class: "grid", x1: 0, x2: WIDTH, y1: y(mark), y2: y(mark) }));
+    shapes.push(...deaths.map((share) => svg("line", { class: "death", x1: share * WIDTH, x2: share * WIDTH, y1: 0, y2: HEIGHT })));
     if (series.length > 1) shapes.push(svg("path", { class: "between", d: between(...this.series, y) }));
     this.series.forEach((values, index) => {
       shapes.push(svg("path", { class: `line line-${index}`, d: path(values, y) }));
@@ -65,7 +64,7 @@ class Chart {
     });
     this.svg.replaceChildren(...shapes);
     this.marks.replaceChildren(...marks.map((mark) => this.markAt(mark, y(mark))));
-    write(this.begin, `${windowS / 60} min ago`);
+    write(this.begin, windowS < 3600 ? `${windowS / 60} min ago` : "1 h ago");
   }
 
   markAt(mark, y) {
@@ -74,14 +73,14 @@ class Chart {
     return label;
   }
 
-  explain(event, plot) {
-    const box = plot.getBoundingClientRect();
-    const index = Math.round(((event.clientX - box.left) / box.width) * (this.points - 1));
+  explain(share) {
+    const index = Math.round(share * (this.points - 1));
     const values = this.series?.map((line) => line[index]) ?? [];
-    if (values.every((value) => value === null || value === undefined)) return void (find("tip").hidden = true);
+    const lines = this.lines.map((line, at) => [line, values[at]]).filter(([, value]) => value !== null && value !== undefined);
+    const died = this.deaths?.some((one) => Math.abs(one - share) < 0.015) ? ["an engine was started again"] : [];
+    if (!lines.length && !died.length) return null;
     const ago = (this.points - 1 - index) * this.everyS;
-    const lines = this.lines.map((line, at) => `${line} ${this.format(values[at])}`.trim());
-    tell(find("tip"), [ago ? `${seconds(ago)} ago` : "now", ...lines], event.clientX, event.clientY);
+    return [ago ? `${seconds(ago)} ago` : "now", ...lines.map(([line, value]) => `${line} ${this.format(value)}`.trim()), ...died];
   }
 }
 
@@ -116,17 +115,22 @@ export class Charts {
   constructor() {
     const spread = ["P99", "P50"];
     this.ttft = new Chart("First token", "time from the request to it", spread, seconds, logScale);
-    this.gap = new Chart("Token gap", "time between two tokens of an answer", spread, seconds, logScale);
+    this.gap = new Chart("Token gap", "time between two tokens", spread, seconds, logScale);
+    this.step = new Chart("Step", "time of one on the device", spread, seconds, logScale);
     this.tokens = new Chart("Output", "tokens per second", [""], count, linearScale);
-    this.step = new Chart("Step", "time of one step on the device", spread, seconds, logScale);
-    for (const chart of [this.ttft, this.gap, this.tokens, this.step]) find("charts").append(chart.element);
+    this.open = new Chart("Open requests", "the most at one moment", ["waiting", "admitted"], count, linearScale);
+    this.errors = new Chart("Errors", "per minute", [""], count, linearScale);
+    for (const chart of [this.ttft, this.gap, this.step, this.tokens, this.open, this.errors]) find("charts").append(chart.element);
   }
 
-  show({ charts, window_s: windowS }) {
+  show({ charts, window_s: windowS, restarts }) {
     if (!charts) return;
-    for (const name of ["ttft", "gap", "step"]) {
-      this[name].show(["p99", "p50"].map((share) => charts.points.map((one) => one[name][share])), charts.every_s, windowS);
-    }
-    this.tokens.show([charts.points.map((one) => one.tokens_per_s)], charts.every_s, windowS);
+    const { points, every_s: everyS, ended_at: endedAt } = charts;
+    const deaths = restarts.map((one) => 1 - (endedAt - one.at) / windowS).filter((share) => share > 0 && share <= 1);
+    const draw = (chart, ...series) => chart.show(series.map((of) => points.map(of)), everyS, windowS, deaths);
+    for (const name of ["ttft", "gap", "step"]) draw(this[name], (one) => one[name].p99, (one) => one[name].p50);
+    draw(this.tokens, (one) => one.tokens_per_s);
+    draw(this.open, (one) => one.waiting, (one) => one.admitted);
+    draw(this.errors, (one) => one.errors_per_min);
   }
 }

@@ -21,7 +21,9 @@ function longestWait(frame) {
 }
 
 function kvNote(frame) {
-  return frame.blocks ? `${count(frame.blocks_used)} of ${count(frame.blocks)} blocks` : "not in a journal";
+  if (frame.blocks) return `${count(frame.blocks_used)} of ${count(frame.blocks)} blocks`;
+  if (frame.phase === "replay") return "not in a journal";
+  return frame.phase === "ready" ? "not told yet" : "no engine serves now";
 }
 
 export class Figures {

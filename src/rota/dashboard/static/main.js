@@ -1,12 +1,15 @@
 // The page gets frames from the server or from a journal, and shows both with the same views.
 
 import { Adapters } from "./adapters.js";
+import { Ask } from "./ask.js";
 import { Charts } from "./chart.js";
 import { theme } from "./colours.js";
 import { find, write } from "./dom.js";
 import { Figures } from "./figures.js";
 import { Live, key, reasonIn, withKey } from "./live.js";
 import { Player } from "./player.js";
+import { Replicas } from "./replicas.js";
+import { Requests } from "./requests.js";
 import { Strip } from "./strip.js";
 import { Tenants } from "./tenants.js";
 import { Traffic } from "./traffic.js";
@@ -18,18 +21,28 @@ const FRAME_MS = 200;
 const LATE_S = 0.35;
 
 const strip = new Strip();
-const views = [new Figures(), strip, new Charts(), new Adapters(), new Traffic(), new Tenants(), new Trouble()];
+const ask = new Ask();
+const adapters = new Adapters((name) => ask.choose(name));
+const views = [new Figures(), strip, new Charts(), new Replicas(), adapters, new Requests(), new Traffic(), new Tenants(), new Trouble(), ask];
 let latest = null;
+let version = null; // of the server that this page came from
+let rows = new Map(); // of adapters: a frame has only those that changed
 let offset = null; // the server's clock less this page's, in seconds
 
 function show(frame) {
-  latest = frame;
-  for (const view of views) view.show(frame);
+  if (frame.is_whole) rows = new Map();
+  for (const row of frame.adapters) rows.set(row.id, row);
+  for (const id of frame.gone) rows.delete(id);
+  latest = { ...frame, adapters: [...rows.values()].sort((a, b) => a.id - b.id) };
+  for (const view of views) view.show(latest);
+  showState(latest);
+}
+
+function showState(frame) {
   showIdle(frame);
   document.title = frame.model ? `${frame.model} · Rota` : "Rota";
   write(find("model"), frame.model);
-  const minutes = frame.window_s / 60;
-  write(find("span-name"), minutes === 1 ? "the last minute" : `the last ${minutes} minutes`);
+  write(find("span-name"), { 60: "the last minute", 300: "the last 5 minutes", 3600: "the last hour" }[frame.window_s]);
 }
 
 function showIdle(frame) {
@@ -50,12 +63,15 @@ function say(kind, status, banner = "") {
   find("status").dataset.kind = kind;
   write(find("status"), status);
   find("banner").hidden = !banner;
+  find("banner").dataset.kind = kind;
   write(find("banner"), banner);
   find("content").classList.toggle("stale", kind === "bad");
 }
 
 const live = new Live({
   onFrame(frame) {
+    version ??= frame.version;
+    if (frame.version !== version) return void location.reload(); // the server was upgraded
     const measured = frame.now - performance.now() / 1000;
     // Frames arrive with random delays, so the clock follows them slowly and jumps only if it is far off.
     offset = offset === null || Math.abs(measured - offset) > 1 ? measured : offset + 0.1 * (measured - offset);
@@ -88,7 +104,7 @@ const player = new Player({
     live.stop();
     for (const id of ["key", "notice"]) find(id).hidden = true;
     find("content").hidden = false;
-    say("wait", "replay");
+    say("wait", "replay", "A journal does not tell of KV in use, of the limits of keys, of the tokens of each open request, or of each replica's figures.");
   },
   onLeave() {
     [offset, latest] = [null, null];
@@ -118,6 +134,13 @@ find("key").addEventListener("submit", (event) => {
 });
 
 theme.apply(find("theme"), () => latest && show(latest));
+
+// A key for the search, as on many pages.
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "/" || event.target.closest("input, textarea, select")) return;
+  event.preventDefault();
+  find("search").focus();
+});
 
 // ── journals: chosen, dropped, or named in the address ──────────────────────────────────────────────────────────────
 

@@ -18,7 +18,7 @@ export class Player {
       this.news = true;
     });
     document.addEventListener("keydown", (event) => {
-      const isTyping = event.target.closest("input:not([type=range]), select, button");
+      const isTyping = event.target.closest("input:not([type=range]), select, button, textarea");
       if (!this.journal || event.key !== " " || isTyping) return;
       event.preventDefault();
       this.play(!this.isPlaying);

@@ -9,6 +9,11 @@ const KEPT_S = 65;
 const READER_PACE = 20;
 // A frame holds a little of the future, so that the strip moves smoothly until the next frame, also at 16×.
 const AHEAD_S = 8;
+// Points of the charts of an hour, as the server makes them.
+const HOUR_S = 3600;
+const HOUR_BINS = 15;
+const MOST_SHOWN = 40;
+const ORDER = ["waiting", "parked", "running"];
 
 /** The index of the last item with at(item) <= moment, or -1. */
 function lastBefore(items, moment, at) {
@@ -43,6 +48,11 @@ class Steps {
   at(moment) {
     return this.changes[lastBefore(this.changes, moment, (change) => change.at)].value;
   }
+
+  most(from, to) {
+    const [first, last] = [from, to].map((moment) => lastBefore(this.changes, moment, (change) => change.at));
+    return Math.max(...this.changes.slice(first, last + 1).map((change) => change.value));
+  }
 }
 
 class Group {
@@ -63,6 +73,8 @@ export class Journal {
   constructor(text) {
     this.groups = new Map();
     this.requests = new Map();
+    this.all = [];
+    this.ranks = new Map();
     this.tenures = [];
     this.drains = [];
     this.bins = [];
@@ -74,7 +86,10 @@ export class Journal {
     this.group(0).name = "base";
     text.split("\n").forEach((line, index) => line.trim() && this.read(line, index + 1));
     if (this.begin === undefined) throw new Error("This journal is empty.");
-    this.points = this.bins.map((_, index) => this.point(index));
+    this.waiting = stepsOf(this.all, false);
+    this.admitted = stepsOf(this.all, true);
+    this.points = this.bins.map((_, index) => this.point(index + 1, SMOOTH_BINS, 1));
+    this.hourPoints = this.bins.filter((_, index) => (index + 1) % HOUR_BINS === 0).map((_, index) => this.point((index + 1) * HOUR_BINS, HOUR_BINS, HOUR_BINS));
     this.engines = this.enginesSeen();
   }
 
@@ -116,7 +131,8 @@ export class Journal {
   }
 
   on_asked({ request_id, adapter_id, adapter, at, tenant = "" }) {
-    const request = { adapter: adapter_id, at, last: at, readUntil: 0, stalled: 0, isBegun: false, reasons: [], tenant };
+    const request = { id: request_id, adapter: adapter_id, at, last: at, readUntil: 0, stalled: 0, isBegun: false, reasons: [], tenant, story: [{ at, isAdmitted: false }], ended: Infinity };
+    this.all.push(request);
     this.holds(tenant, at, adapter_id, 1, 0);
     this.requests.set(request_id, request);
     const group = this.group(adapter_id);
@@ -130,6 +146,7 @@ export class Journal {
     const group = request && this.group(request.adapter);
     if (!group?.queue.delete(request_id)) return;
     request.reasons = reasons ?? [];
+    request.story.push({ at, isAdmitted: true });
     this.holds(request.tenant, at, request.adapter, -1, 1);
     group.admitted += 1;
     group.note(at);
@@ -140,15 +157,17 @@ export class Journal {
     if (!request) return;
     const group = this.group(request.adapter);
     group.admitted -= 1;
+    request.story.push({ at, isAdmitted: false });
     this.holds(request.tenant, at, request.adapter, 1, -1);
     group.queue.set(request_id, request);
     group.note(at);
   }
 
   on_finished({ request_id, at, reason, fault }) {
-    if (fault) this.errors.push({ at, kind: fault.code, sentence: fault.message });
     const request = this.requests.get(request_id);
+    if (fault) this.errors.push({ at, kind: fault.code, sentence: fault.message, tenant: request?.tenant });
     if (!request) return;
+    request.ended = at;
     const group = this.group(request.adapter);
     const isWaiting = group.queue.delete(request_id);
     if (!isWaiting) group.admitted -= 1;
@@ -178,6 +197,10 @@ export class Journal {
     }
   }
 
+  on_host_changed({ adapter_id, rank }) {
+    if (rank) this.ranks.set(adapter_id, rank);
+  }
+
   on_engine_restarted({ at, reason, engine_id: engine = 0 }) {
     this.restarts.push({ at, engine, reason });
     this.on_went_on({ at, engine_id: engine });
@@ -196,7 +219,7 @@ export class Journal {
   /** What the server says of an engine that stands still. */
   standstillOf(engine, now) {
     const one = this.standstills.find((one) => one.engine === engine && isOn(one, now));
-    return one ? `No step for ${Math.round(now - one.since)} seconds, while requests wait for ${one.cause}.` : "";
+    return one ? `Engine ${engine} stands still. No step for ${Math.round(now - one.since)} seconds, while requests wait for ${one.cause}.` : "";
   }
 
   /** A tenant has so many more or fewer requests that wait, and that are admitted. */
@@ -215,6 +238,7 @@ export class Journal {
     if (before) before.ended_at = at;
     this.open.tenures.delete(place);
     if (state === "empty") return;
+    if (state === "loading") shareIn(this.bin(at).shares, adapter_id).loads += 1;
     const kept = before?.adapter === adapter_id ? before.reason : "";
     const tenure = { slot, adapter: adapter_id, state, reason: reason || kept, begun_at: at, ended_at: Infinity, engine };
     this.open.tenures.set(place, tenure);
@@ -233,11 +257,20 @@ export class Journal {
     this.drains.push(drain);
   }
 
-  point(index) {
-    const late = this.bins.slice(Math.max(0, index + 1 - SMOOTH_BINS), index + 1);
+  /** The point of a chart that covers some bins before `end`; `every` bins lie between two points. */
+  point(end, most, every) {
+    const late = this.bins.slice(Math.max(0, end - most), end);
     const of = (name) => spread(late.flatMap((bin) => bin[name]));
-    const tokens_per_s = sum(late, (bin) => bin.tokens) / (BIN_S * late.length);
-    return { ttft: of("ttft"), gap: of("gap"), step: of("step"), tokens_per_s };
+    const [from, to] = [end - every, end].map((bins) => this.begin + BIN_S * bins);
+    const lasted = BIN_S * late.length;
+    const errors = this.errors.filter(({ at }) => at >= to - lasted && at < to).length;
+    return {
+      ttft: of("ttft"), gap: of("gap"), step: of("step"),
+      tokens_per_s: sum(late, (bin) => bin.tokens) / lasted,
+      waiting: this.waiting.most(from, to),
+      admitted: this.admitted.most(from, to),
+      errors_per_min: (60 * errors) / lasted,
+    };
   }
 
   /** The part of a frame that changes once per bin, computed once per bin. */
@@ -248,7 +281,8 @@ export class Journal {
     const mean = (of) => sum(bins, of) / (BIN_S * Math.max(1, bins.length));
     const late = bins.slice(-RATE_BINS);
     const rate = (of) => (late.length ? sum(late, of) / (BIN_S * late.length) : 0);
-    const points = this.points.slice(Math.max(0, closed - most), closed);
+    const isHour = windowS === HOUR_S;
+    const points = isHour ? this.hourPoints.slice(0, Math.floor(closed / HOUR_BINS)).slice(-HOUR_S / (BIN_S * HOUR_BINS)) : this.points.slice(Math.max(0, closed - most), closed);
     const ended_at = this.begin + BIN_S * closed;
     this.cached = {
       closed,
@@ -259,7 +293,7 @@ export class Journal {
       tokens_per_s: rate((bin) => bin.tokens),
       prompt_tokens_per_s: rate((bin) => bin.prompts),
       ...Object.fromEntries(["ttft", "gap", "step", "stall"].map((name) => [name, spread(bins.flatMap((bin) => bin[name]))])),
-      charts: { ended_at, every_s: BIN_S, points },
+      charts: { ended_at, every_s: isHour ? BIN_S * HOUR_BINS : BIN_S, points },
       rows: new Map(),
     };
     return this.cached;
@@ -278,7 +312,7 @@ export class Journal {
       const name = group.name ?? `adapter ${id}`;
       const [running, parked] = isReady ? [admitted, 0] : [0, admitted];
       const waits = { oldest_at: oldest?.at ?? null, reason: oldest?.reasons.join(", then ") ?? "" };
-      return { id, name, path: "", is_loaded: true, version: 1, is_current: true, place: "", waiting, running, parked, ...waits, ...rows.get(id) };
+      return { id, name, path: "", is_loaded: true, version: 1, is_current: true, place: "", rank: this.ranks.get(id) ?? 0, waiting, running, parked, ...waits, ...rows.get(id) };
     });
     const total = (name) => sum(adapters, (row) => row[name]);
     const past = this.restarts.filter((one) => one.at <= now);
@@ -290,7 +324,7 @@ export class Journal {
       phase_reason: "",
       model: "",
       may_load: false,
-      engines: this.engines.map((one) => ({ ...one, standstill: this.standstillOf(one.id, now) })),
+      engines: this.engines,
       slots: sum(this.engines, (one) => one.slots),
       rows: 0,
       blocks: 0,
@@ -303,9 +337,12 @@ export class Journal {
       tenures: this.tenures.filter(isNear),
       drains: this.drains.filter(isNear),
       adapters,
+      gone: [],
       unlisted: 0,
+      ...this.openAt(now, ready),
+      notices: this.engines.map(({ id }) => this.standstillOf(id, now)).filter(Boolean),
       targets: [],
-      tenants: this.tenantRows(now, bins, ready),
+      tenants: this.tenantRows(now, windowS, bins, ready),
       unlisted_tenants: 0,
       errors: this.errorRows(now, windowS),
       restarts: past.slice(-10),
@@ -313,13 +350,33 @@ export class Journal {
     };
   }
 
-  tenantRows(now, bins, ready) {
+  tenantRows(now, windowS, bins, ready) {
     return [...this.tenants].sort(([a], [b]) => (a < b ? -1 : 1)).map(([name, held]) => {
       const all = [...held.admitted].map(([id, steps]) => [id, steps.at(now)]);
       const running = sum(all.filter(([id]) => id === 0 || ready.has(id)), ([, number]) => number);
       const parked = sum(all, ([, number]) => number) - running;
-      return { name, waiting: held.waiting.at(now), running, parked, ...shareOf(bins, "tenants", name) };
+      return { name, waiting: held.waiting.at(now), running, parked, limits: [], errors: this.errorsOf(name, now, windowS), ...shareOf(bins, "tenants", name) };
     });
+  }
+
+  errorsOf(tenant, now, windowS) {
+    const counts = new Map();
+    for (const one of this.errors) {
+      if (one.tenant === tenant && one.at <= now && one.at > now - windowS) counts.set(one.kind, (counts.get(one.kind) ?? 0) + 1);
+    }
+    return [...counts].sort(([, a], [, b]) => b - a);
+  }
+
+  /** The requests that are open at a moment: those that wait, that are parked, that run. */
+  openAt(now, ready) {
+    const rows = this.all.filter((one) => one.at <= now && now < one.ended).map((one) => {
+      const { isAdmitted } = one.story[lastBefore(one.story, now, (change) => change.at)];
+      const state = !isAdmitted ? "waiting" : one.adapter === 0 || ready.has(one.adapter) ? "running" : "parked";
+      const reason = state === "waiting" ? one.reasons.join(", then ") : "";
+      return { id: one.id, name: one.id.split("#")[0], adapter: one.adapter, tenant: one.tenant, engine: 0, state, asked_at: one.at, tokens: null, reason };
+    });
+    rows.sort((a, b) => ORDER.indexOf(a.state) - ORDER.indexOf(b.state) || a.asked_at - b.asked_at);
+    return { requests: rows.slice(0, MOST_SHOWN), unlisted_requests: Math.max(0, rows.length - MOST_SHOWN) };
   }
 
   errorRows(now, windowS) {
@@ -334,12 +391,22 @@ export class Journal {
 }
 
 function shareIn(shares, sharer) {
-  if (!shares.has(sharer)) shares.set(sharer, { tokens: 0, ttft: [] });
+  if (!shares.has(sharer)) shares.set(sharer, { tokens: 0, loads: 0, ttft: [] });
   return shares.get(sharer);
 }
 
 function shareOf(bins, kind, sharer) {
   const shares = bins.map((bin) => bin[kind].get(sharer)).filter(Boolean);
   const tokens_per_s = sum(shares, (share) => share.tokens) / (BIN_S * Math.max(1, bins.length));
-  return { ttft: spread(shares.flatMap((share) => share.ttft)), tokens_per_s };
+  return { ttft: spread(shares.flatMap((share) => share.ttft)), tokens_per_s, loads: sum(shares, (share) => share.loads) };
+}
+
+/** How many of all requests wait, or were admitted, over time. */
+function stepsOf(requests, isAdmitted) {
+  const steps = new Steps();
+  const changes = requests.flatMap(({ story, ended }) => story.flatMap((change, index) => (
+    change.isAdmitted === isAdmitted ? [[change.at, 1], [story[index + 1]?.at ?? ended, -1]] : []
+  )));
+  for (const [at, by] of changes.sort(([a], [b]) => a - b)) if (at < Infinity) steps.add(at, by);
+  return steps;
 }

@@ -1,7 +1,7 @@
 // The strip has one lane per slot of every engine and one colour per adapter, and moves; its right edge is now.
 
 import { colour, theme } from "./colours.js";
-import { find, make, tell, write } from "./dom.js";
+import { find, make, readable, write } from "./dom.js";
 import { isOn, seconds } from "./format.js";
 
 const KEPT_S = 65;
@@ -64,13 +64,11 @@ export class Strip {
     const title = hasReplicas ? `Replica ${engine}, slot ${slot + 1}` : `Slot ${slot + 1}`;
     const lane = { engine, slot, title, swatch: make("i", "swatch"), name: make("b"), state: make("span", "state"), why: make("small", "why") };
     lane.canvas = make("canvas");
-    lane.canvas.setAttribute("role", "img");
     lane.label = make("div", "label", make("span", "slot-number", place), lane.swatch, lane.name, lane.state, lane.why);
     lane.element = make("div", engine && !slot ? "lane first-of-replica" : "lane", lane.label, lane.canvas);
     lane.element.dataset.slot = slot;
     lane.element.dataset.engine = engine;
-    lane.canvas.addEventListener("pointermove", (event) => this.explain(lane, event));
-    lane.canvas.addEventListener("pointerleave", () => (find("tip").hidden = true));
+    readable(lane.canvas, title, (share) => this.explain(lane, share));
     return lane;
   }
 
@@ -85,6 +83,7 @@ export class Strip {
     lane.element.dataset.state = resident?.state ?? "empty";
     lane.swatch.style.background = resident ? colour(resident.adapter) : "";
     write(lane.name, resident ? this.nameOf(resident.adapter) : "");
+    lane.name.title = lane.name.textContent;
     const drain = resident && this.drains.find((one) => isOf(one, resident) && isOn(one, frame.now));
     const [state, since] = drain ? ["draining", drain.begun_at] : [resident?.state, resident?.begun_at];
     write(lane.state, resident ? `${state} ${seconds(Math.max(0, frame.now - since))}` : "empty");
@@ -142,17 +141,17 @@ export class Strip {
     pen.fillText(name, left + 6, height / 2 + 0.5);
   }
 
-  explain(lane, event) {
-    const at = this.now - this.window * (1 - event.offsetX / lane.canvas.clientWidth);
-    const one = this.tenures(lane).find((other) => isOn(other, at));
-    if (!one) return void (find("tip").hidden = true);
+  explain(lane, share) {
+    const at = this.now - this.window * (1 - share);
+    const one = this.tenures(lane).find((other) => isOn(other, share < 1 ? at : at - 1e-3));
+    if (!one) return null;
     const lasted = seconds(Math.min(one.ended_at ?? Infinity, this.now) - one.begun_at);
     const lines = [this.nameOf(one.adapter), `${one.state} for ${lasted}`];
     if (one.reason) lines.push(`because ${one.reason}`);
     for (const drain of this.drains) {
       if (isOf(drain, one) && isOn(drain, at)) lines.push(`draining for ${this.nameOf(drain.beneficiary)}`);
     }
-    tell(find("tip"), lines, event.clientX, event.clientY);
+    return lines;
   }
 }
 

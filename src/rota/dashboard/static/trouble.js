@@ -1,4 +1,4 @@
-// Errors that clients were told, by kind, and engines that stand still or were started again.
+// Beside the tiles: what an operator should read, errors that clients were told, and engines that were started again.
 
 import { Rows } from "./rows.js";
 import { find, make, write } from "./dom.js";
@@ -10,13 +10,17 @@ function counted(number, word) {
   return `${number ? count(number) : "no"} ${word}${number === 1 ? "" : "s"}`;
 }
 
+function list(element, lines) {
+  if ([...element.children].map((one) => one.textContent).join("\n") === lines.join("\n")) return;
+  element.replaceChildren(...lines.map((line) => make("li", "", line)));
+}
+
 export class Trouble {
   constructor() {
     this.rows = new Rows(find("errors").tBodies[0], CELLS);
-    this.told = "";
   }
 
-  show({ now, engines, errors, restarts, restarts_total: total }) {
+  show({ now, notices, errors, restarts, restarts_total: total }) {
     const ago = (at) => `${seconds(Math.max(0, now - at))} ago`;
     find("errors").hidden = !errors.length;
     this.rows.show(errors.map((one) => [one.kind, {
@@ -26,15 +30,10 @@ export class Trouble {
       last: ago(one.last_at),
       sentence: one.sentence,
     }]));
-    const still = engines.filter((one) => one.standstill).map((one) => `Engine ${one.id} stands still. ${one.standstill}`);
-    this.showRestarts([...still, ...restarts.map((one) => `Engine ${one.engine} was started again ${ago(one.at)}: ${one.reason}`).reverse()]);
+    list(find("notices"), notices);
+    list(find("restarts"), restarts.map((one) => `Engine ${one.engine} was started again ${ago(one.at)}: ${one.reason}`).reverse());
     const recent = errors.reduce((sum, one) => sum + one.recent, 0);
     write(find("trouble-note"), `${counted(total, "restart")}, ${counted(recent, "error")} in this time`);
-  }
-
-  showRestarts(lines) {
-    if (this.told === lines.join("\n")) return;
-    this.told = lines.join("\n");
-    find("restarts").replaceChildren(...lines.map((line) => make("li", "", line)));
+    find("calm").hidden = notices.length + errors.length + restarts.length > 0;
   }
 }
