@@ -18,7 +18,7 @@ from rota.core.config import EngineConfig
 from rota.core.lora_paths import LoraPath
 from rota.core.policy_config import PolicyConfig
 from rota.dashboard.feed import Feed
-from rota.dashboard.routes import Viewers, keep_history, routes_of
+from rota.dashboard.routes import Viewers, connect, keep_history, routes_of
 from rota.runtime.client import EngineClient
 from rota.runtime.registry import Registry
 from rota.server.access.access import Access
@@ -91,7 +91,7 @@ def stage(
         "service_tasks": [partial(keep_history, feed)],
     }
     app = made_app(service, tokenizer, registry, access, more_routes=page, **told)
-    feed.routes, feed.used_limits = lambda: app.state.context.traffic.routes, access.used_limits
+    connect(feed, app.state.context)
     with ThreadPoolExecutor(64) as pool, running(app) as url:
         service.wait_until_ready()
         try:

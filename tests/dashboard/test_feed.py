@@ -17,6 +17,7 @@ from rota.core.events import (
     HostChanged,
     HostState,
     Inspected,
+    Moved,
     PauseChanged,
     Preempted,
     Produced,
@@ -36,6 +37,7 @@ from rota.dashboard.frame import Spread
 from rota.dashboard.lanes import MOST_TENURES
 from rota.dashboard.open_requests import MOST_SHOWN
 from rota.dashboard.tenants import MOST_KINDS, MOST_RESTARTS, MOST_TENANTS
+from rota.observe.slot_pressure import SlotShortage
 from rota.runtime.registry import Registry
 from rota.runtime.replicas.roster import joint_state
 from rota.runtime.service import ServicePhase, ServiceState
@@ -584,6 +586,23 @@ def test_an_engine_that_stands_still_is_shown_with_what_its_requests_wait_for(bo
     assert frame_of(feed, 24.0).notices == (
         "Engine 1 stands still. No step for 14 seconds, while requests wait for reads of adapters (1).",
     )
+
+
+def test_slots_that_are_too_few_are_noticed_with_the_replica_whose_they_are(board, feed):
+    shortage = SlotShortage(EngineId(1), busy=40.0, slots=8, wait_s=12.0, slot_bytes=25_000_000)
+    feed.shortages = lambda: [shortage]
+    assert frame_of(feed, 1.0).notices == (str(shortage),)
+
+    board.state = joint_state([READY, READY])
+    assert frame_of(feed, 2.0).notices == (f"Replica 1: {shortage}",)
+
+
+def test_a_request_that_was_moved_is_its_new_versions(feed):
+    hold(feed, 1, waiting=1)
+    versions = {"old": AdapterId(1), "new": AdapterId(2), "old_version": 1, "new_version": 2}
+    feed.observe([Moved(request_id=RequestId("1 0 0"), at=1.0, output_tokens=0, **versions)])
+
+    assert [row.waiting for row in frame_of(feed, 2.0).adapters] == [0, 0, 1, 0]
 
 
 def test_what_is_told_of_trouble_is_bounded(feed):

@@ -241,8 +241,8 @@ def _new_app(
     )
     page = dashboard.routes_of(dashboard.Viewers(feed, service.send), server.journal_dir) if dashboard else ()
     app = create_app(parts, [*ROUTES, *routes_of_dialects(), *page])
-    if feed:
-        feed.routes, feed.used_limits = lambda: app.state.context.traffic.routes, access.used_limits
+    if dashboard:
+        dashboard.connect(feed, app.state.context)
     return app
 
 

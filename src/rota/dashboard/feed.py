@@ -22,6 +22,7 @@ from rota.core.events import (
     HostChanged,
     HostState,
     Inspected,
+    Moved,
     PauseChanged,
     Preempted,
     Produced,
@@ -38,6 +39,7 @@ from rota.dashboard.lanes import Lanes
 from rota.dashboard.open_requests import FollowedRequests, OpenRequest, Ready, engine_sharer
 from rota.dashboard.tenants import Trouble, UsedLimits, tenant_rows
 from rota.dashboard.window import SPANS_S, ChartWindow, Span, bucket_of
+from rota.observe.slot_pressure import SlotShortage
 from rota.runtime.registry import Registry
 from rota.runtime.service import ServicePhase, ServiceState
 from rota.server.open_answers import name_in_id
@@ -108,10 +110,11 @@ def _rows(route: Route) -> Iterator[TargetRow]:
 # Notices are sentences that an operator should read before any figure.
 
 
-def notices_of(state: ServiceState, now: float) -> tuple[str, ...]:
-    """The engines that stand still, with what their requests wait for."""
+def notices_of(state: ServiceState, shortages: Iterable[SlotShortage], now: float) -> tuple[str, ...]:
+    """The engines that stand still, with what their requests wait for, and those whose slots are too few."""
     still = ((one.engine_id, one.standstill) for one in state.engines if one.standstill)
-    return tuple(f"Engine {engine} stands still. {one.sentence(now)}" for engine, one in still)
+    stand = (f"Engine {engine} stands still. {one.sentence(now)}" for engine, one in still)
+    return (*stand, *(str(one) if len(state.engines) == 1 else f"Replica {one.engine_id}: {one}" for one in shortages))
 
 
 # ── feed ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -146,8 +149,9 @@ class Feed:
         self._registry = registry
         self._reader_pace = reader_pace
         self._read_s = 1.0 / reader_pace if reader_pace else math.inf  # that a reader takes for a token
-        # The server sets these, once it has traffic and keys.
+        # The server sets these, once it is put together.
         self.routes: Callable[[], Iterable[Route]] = tuple
+        self.shortages: Callable[[], Iterable[SlotShortage]] = tuple
         self.used_limits: UsedLimits = lambda _name, _admitted, _waiting: ()
         self._whereabouts = AdapterWhereabouts()
         self._state = state
@@ -178,7 +182,7 @@ class Feed:
             match event:
                 case Produced():
                     self._note_step(event)
-                case Admitted() | Preempted() | Routed() | Explained():
+                case Admitted() | Preempted() | Routed() | Moved() | Explained():
                     self._open.hear(event)
                     self._hold()
                 case Finished():
@@ -256,7 +260,7 @@ class Feed:
             unlisted=unlisted,
             requests=requests,
             unlisted_requests=len(self._open) - len(requests),
-            notices=notices_of(state, now),
+            notices=notices_of(state, self.shortages(), now),
             targets=target_rows(self.routes()),
             tenants=tenants,
             unlisted_tenants=unlisted_tenants,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from heapq import nsmallest
 from itertools import islice
 
-from rota.core.events import Admitted, Explained, Preempted, Routed, Whereabouts
+from rota.core.events import Admitted, Explained, Moved, Preempted, Routed, Whereabouts
 from rota.core.ids import BASE, FIRST_ENGINE, AdapterId, EngineId, RequestId
 
 MOST_OPEN = 100_000
@@ -81,7 +81,7 @@ class FollowedRequests:
             self._count(request_id, request, -1)
         return request
 
-    def hear(self, event: Admitted | Preempted | Routed | Explained) -> None:
+    def hear(self, event: Admitted | Preempted | Routed | Moved | Explained) -> None:
         request = self._open.get(event.request_id)
         if request is None:
             return
@@ -91,6 +91,8 @@ class FollowedRequests:
         self._count(event.request_id, request, -1)
         if isinstance(event, Routed):
             request.engine = event.engine_id
+        elif isinstance(event, Moved):
+            request.sharers = (event.new, request.sharers[1])
         else:
             request.is_admitted, request.explained = isinstance(event, Admitted), None
         self._count(event.request_id, request, 1)

@@ -77,6 +77,13 @@ class Viewers:
                     self._ask(Explain(request_id, now))
 
 
+def connect(feed: Feed, context: AppContext) -> None:
+    """What the page shows of a server beside its events."""
+    feed.routes = lambda: context.traffic.routes
+    feed.shortages = lambda: context.pressure.shortages(time.monotonic()).values()
+    feed.used_limits = context.access.used_limits
+
+
 async def keep_history(feed: Feed) -> None:
     """Also while nobody watches, so that the history has no gap, and tells of an engine that was away for a moment."""
     while True:
