@@ -85,7 +85,7 @@ def connect(feed: Feed, context: AppContext) -> None:
 
 
 async def keep_history(feed: Feed) -> None:
-    """Also while nobody watches, so that the history has no gap, and tells of an engine that was away for a moment."""
+    """Also without a page, so that the history has no gap, and tells of an engine that was away for a moment."""
     while True:
         feed.advance(time.monotonic())
         await asyncio.sleep(BIN_S)
