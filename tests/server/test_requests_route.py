@@ -61,7 +61,7 @@ def test_a_refusal_carries_the_clients_name_or_one_of_its_own(narrow_context, ro
         post(json=BODIES[route] | {"lora_path": "owl"}),
         post(json=TOO_LONG[route]),
         post(json=TOO_LONG[route] | {"stream": True}),
-        post(content=b"", headers={"Content-Encoding": "gzip"}),
+        post(content=b"", headers={"Content-Encoding": "br"}),
     ]
     names = [answer.headers["X-Request-Id"] for answer in answers]
 

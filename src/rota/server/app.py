@@ -38,6 +38,7 @@ from rota.server.calls.reading_room import ReadingRoom
 from rota.server.context import AppContext, AppParts
 from rota.server.docs import ERROR_RESPONSES, install_docs_page, install_openapi
 from rota.server.door.body_limit import BodyLimit
+from rota.server.door.plain_paths import PlainPaths
 from rota.server.errors import install_error_handlers
 from rota.server.metrics import Scrapes
 from rota.server.open_answers import OpenAnswer, OpenAnswers
@@ -225,6 +226,7 @@ def _application(context: AppContext, routes: Iterable[HttpRoute], on_stop: Call
     )
     most, most_weights = context.config.max_body_mb * 2**20, context.config.max_adapter_body_mb * 2**20
     app.add_middleware(BodyLimit, max_bytes=most, max_weights_bytes=most_weights)
+    app.add_middleware(PlainPaths)  # around the limit, which looks at paths
     # Who writes the errors of the paths that begin so.
     faces = [face for name in DIALECTS if (face := found(name))]
     errors = {path: write for face in faces for path, write in getattr(face, "ERRORS", {}).items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import re
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, TypeVar
 
@@ -84,6 +85,7 @@ def read_body(kind: type[Body], raw: bytes, unknown: UnknownFields | None = None
 
     `unknown` says which unknown fields are ignored; without it, none is.
     """
+    raw = raw.removeprefix(BOM_UTF8)  # some programs write it before every text
     # Each value becomes an object of up to a hundred bytes, while the event loop waits. Counting commas is fast.
     if raw.count(b",") > MAX_VALUES:
         message = f"The body holds more than {MAX_VALUES:,} values, counted by their commas; send fewer at a time."
