@@ -4,6 +4,7 @@ import re
 import runpy
 
 import pytest
+import shellingham
 
 from rota import __version__
 from rota.cli import main
@@ -53,7 +54,7 @@ def test_every_config_field_is_a_flag(capsys):
 def test_help_shows_twenty_flags_in_groups_and_where_the_others_are(capsys):
     assert fail("serve", "--help") == 0
     shown = capsys.readouterr().out
-    flags = {flag for flag in re.findall(r"^  (--[a-z-]+)", shown, re.M)}
+    flags = {flag for flag in re.findall(r"^  (?:-h, )?(--[a-z-]+)", shown, re.M)}
     common = {f"--{name.replace('_', '-')}" for names in COMMON_OPTIONS.values() for name in names}
     assert (len(common), flags) == (20, common | {"--config", "--quiet", "--help-all", "--help"})
     assert [title for title in COMMON_OPTIONS if f"\n{title}:\n" not in shown] == []
@@ -202,6 +203,41 @@ def test_an_error_of_ours_is_one_sentence_without_a_traceback(capsys):
 
     assert end.value.code == 2
     assert capsys.readouterr().err == "rota: There is no model in /nowhere.\n"
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["serve"], ["bench"], ["simulate"], ["chat"], ["demo"], ["adapters"], ["adapters", "list"]]
+)
+def test_a_short_h_asks_every_command_for_help(capsys, words):
+    assert fail(*words, "-h") == 0
+    assert re.search(r"^  -h, --help ", capsys.readouterr().out, re.M)
+
+
+def completed(monkeypatch, capsys, words: str) -> set[str]:
+    """What a shell offers for the last of these words."""
+    monkeypatch.setattr("sys.argv", ["rota"])
+    monkeypatch.setenv("_ROTA_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+    assert fail() == 0
+    return set(capsys.readouterr().out.split())
+
+
+def test_a_shell_completes_commands_and_flags(monkeypatch, capsys):
+    assert completed(monkeypatch, capsys, "rota s") == {"serve", "simulate"}
+    assert completed(monkeypatch, capsys, "rota serve --lora-p") == {"--lora-paths", "--lora-policy"}
+    assert "list" in completed(monkeypatch, capsys, "rota adapters l")
+
+
+@pytest.mark.parametrize("flag", ["--install-completion", "--show-completion"])
+def test_where_no_shell_is_found_its_completion_is_one_sentence(monkeypatch, capsys, flag):
+    def find_none() -> tuple[str, str]:
+        raise shellingham.ShellDetectionFailure
+
+    monkeypatch.setattr(shellingham, "detect_shell", find_none)
+    assert fail(flag) == 1
+    told = capsys.readouterr()
+    assert re.fullmatch(r"Shell .*not supported\.\n", told.out + told.err)
 
 
 def test_the_version_is_printed(capsys):

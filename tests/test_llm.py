@@ -15,7 +15,7 @@ from rota.core.config import EngineConfig, LoraConfig
 from rota.core.errors import AdapterError, ConfigError, ModelError, RequestError
 from rota.core.lora_paths import LoraPath
 from rota.engine.folders.builtin import builtin_adapters
-from rota.llm.config import build_device, engine_config, first_adapters, with_first
+from rota.llm.config import build_device, engine_config, first_adapters, locate_model, with_first
 from tests.engine.lora.adapter_factory import change_config, make_adapter
 from tests.engine.model_factory import make_tiny_model
 from tests.engine.terminal import Terminal
@@ -189,6 +189,13 @@ def test_an_adapter_is_given_by_name_or_as_the_flag_of_the_server_says(folder):
         LLM(folder, lora_paths=[f"base={folder / 'poet'}"], **options)
     with pytest.raises(RequestError, match=r"known are: .*, poet"):
         named.generate("one", GREEDY, adapter="parrot")
+
+
+@pytest.mark.parametrize(("is_enabled", "names"), [(True, set(builtin_adapters())), (False, set())])
+def test_the_built_in_model_may_come_without_its_adapters(is_enabled, names):
+    config = locate_model(EngineConfig(lora=LoraConfig(enable_builtin_adapters=is_enabled), quiet=True))
+
+    assert {one.name for one in first_adapters(config)} == names
 
 
 def test_a_name_of_ones_own_goes_before_a_built_in_adapter():

@@ -34,7 +34,9 @@ def main(arguments: list[str] | None = None, serve: Serve = serve_model) -> None
         typed = _understood(typed)
         # Without --api-key: in `--api-key KEY MODEL` the model is not a second key.
         options = options_of(*ENGINE_CONFIGS, *_bench_configs()).values()
-        make_app(serve, followers_in(typed, options), typed[0] if typed else "")(spread_lists(typed, options))
+        make_app(serve, followers_in(typed, options), typed[0] if typed else "")(
+            spread_lists(typed, options), prog_name="rota"
+        )
     except RotaError as error:
         print(f"rota: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
@@ -63,7 +65,12 @@ def _bench_configs() -> tuple[type, ...]:
 
 def make_app(serve: Serve, followers: Collection[str] = (), typed: str = "") -> typer.Typer:
     """The commands. If one of them was `typed`, only that one: the others would be imported for nothing."""
-    app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+    app = typer.Typer(
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
 
     @app.callback()
     def rota(version: bool = _VERSION) -> None:

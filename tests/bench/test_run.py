@@ -7,6 +7,7 @@ import pytest
 
 from rota.bench.config import BenchConfig
 from rota.bench.run import BenchRun, bench
+from rota.cli import main
 from rota.core.errors import ConfigError
 from rota.observe.summary import jain
 from tests.bench.servers import FakeServer
@@ -132,6 +133,16 @@ def test_a_warm_up_is_asked_and_not_counted():
 def test_a_key_goes_with_every_request():
     server = FakeServer()
     run(server, api_key="secret")
+    assert {one["authorization"] for one in server.headers} == {"Bearer secret"}
+
+
+def test_a_key_may_come_by_the_environment_and_an_address_lack_its_scheme(monkeypatch):
+    server = FakeServer()
+    monkeypatch.setenv("ROTA_API_KEY", "secret")
+    with server.running() as url, pytest.raises(SystemExit) as ended:
+        main(["bench", "--base-url", url.removeprefix("http://"), "--num-prompts", "2", "--random-input-len", "8"])
+
+    assert ended.value.code == 0
     assert {one["authorization"] for one in server.headers} == {"Bearer secret"}
 
 

@@ -152,11 +152,25 @@ def test_an_address_may_end_as_other_clients_write_it(say, client):
     assert say(arguments=("--message", "ab"), url=f"{client.base_url}/v1/")[0] == "defg\n"
 
 
-def test_a_key_is_sent_and_its_lack_is_told(say, tmp_path):
+def test_an_address_may_lack_its_scheme(say, client):
+    assert say(arguments=("--message", "ab"), url=str(client.base_url).removeprefix("http://"))[0] == "defg\n"
+
+
+@pytest.mark.parametrize("url", ["http://", ":30000", "http:/a b", "[::1"])
+def test_what_is_no_address_is_one_sentence(say, url):
+    _, err, code = say(url=url)
+    assert (err.count("\n"), code) == (1, 1)
+    assert err.startswith(f"rota: The server at {url} cannot be reached")
+
+
+def test_a_key_is_sent_and_its_lack_is_told(say, tmp_path, monkeypatch):
     with serving(tmp_path, keys=KeyRing({digest_of("secret"): Key("me")})) as client:
         url = str(client.base_url)
         assert say(arguments=("--message", "ab", "--api-key", "secret"), url=url)[0] == "defg\n"
         _, err, code = say(arguments=("--message", "ab"), url=url)
+        monkeypatch.setenv("ROTA_API_KEY", "secret")
+        assert say(arguments=("--message", "ab"), url=url)[0] == "defg\n"
+        assert "key" in say(arguments=("--message", "ab", "--api-key", "other"), url=url)[1]
     assert code == 1
     assert "key" in err
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 
 import httpx
@@ -78,6 +79,19 @@ def test_an_adapter_gets_new_versions_and_goes(run, client):
     assert run("unload", "heron")[1].startswith(
         "rota: No adapter or version named 'heron' is loaded; loaded are: legal"
     )
+
+
+def test_a_list_is_sorted_by_number_and_comes_as_json_too(run):
+    for name in ("team10", "team9"):
+        run("load", name, f"/adapters/{name}")
+
+    rows = [line.split()[0] for line in run("list")[0].splitlines() if "team" in line]
+    assert rows == ["team9", "team10"]
+    found = json.loads(run("list", "--json")[0])
+    assert {"team9", "team10"} <= {one["name"] for one in found["adapters"]}
+    assert found["routes"] == []
+    for name in rows:
+        run("unload", name)
 
 
 def test_an_update_says_what_the_name_shall_mean(run):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from rota.core.errors import ModelError
@@ -33,3 +35,21 @@ def test_a_hub_that_does_not_have_it_is_a_sentence():
 
     with pytest.raises(ModelError, match=r"no folder org/model, and a hub does not give .*: 404 for org/model$"):
         model_folder("org/model", fail)
+
+
+def test_an_adapter_in_the_place_of_a_model_is_told_by_its_base(tmp_path):
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
+    sentence = (
+        f"{tmp_path} is an adapter of org/base. Serve org/base, and give the adapter with --lora-paths {tmp_path}."
+    )
+
+    for name, download in ((str(tmp_path), refuse), ("org/adapter", lambda _: str(tmp_path))):
+        with pytest.raises(ModelError, match=re.escape(sentence)):
+            model_folder(name, download)
+
+
+def test_a_model_with_an_adapter_beside_it_is_a_model(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    (tmp_path / "config.json").write_text("{}")
+
+    assert model_folder(str(tmp_path), refuse) == tmp_path

@@ -92,6 +92,15 @@ def test_every_adapter_has_the_same_figures_under_its_name():
             assert figures[name].keys() == FIGURES
 
 
+def test_adapters_are_in_the_order_of_their_numbers_behind_the_base_model():
+    recorder = Recorder()
+    for adapter in (12, 2, 1, 0):
+        recorder.asked(RequestId(f"r{adapter}"), AdapterId(adapter), 0.0)
+    names = {0: "model", 1: "b10", 2: "b9", 12: "a"}
+
+    assert list(recorder.summary(lambda adapter: names[adapter])["adapters"]) == ["model", "a", "b9", "b10"]
+
+
 def test_a_request_that_failed_counts_as_failed_and_not_in_the_times():
     recorder = Recorder()
     follow(recorder, "served", 0.0, [1.0, 1.1])

@@ -8,7 +8,7 @@ from pathlib import PurePath
 from typing import Literal
 
 from rota.core.errors import ConfigError
-from rota.core.options import at_least, option, refuse_unless
+from rota.core.options import as_url, at_least, option, refuse_unless
 from rota.core.policy_config import READER_PACE
 
 # A scenario or a trace has its own values for these.
@@ -37,7 +37,7 @@ class BenchConfig:
     base_url: str | None = option(None, "The server's address; left out: http://HOST:PORT.")
     host: str = option("127.0.0.1", "The server's host.")
     port: int = option(30000, "The server's port.")
-    api_key: str | None = option(None, "Sent as 'Authorization: Bearer KEY'.")
+    api_key: str | None = option(None, "Sent as 'Authorization: Bearer KEY'; left out: the environment's ROTA_API_KEY.")
     model: str | None = option(None, "The base model's name; left out: the name that the server lists.")
     dataset_name: Literal["random", "random-ids", "scenario", "trace"] = option(
         "random",
@@ -131,4 +131,4 @@ class BenchConfig:
 
     @property
     def url(self) -> str:
-        return (self.base_url or f"http://{self.host}:{self.port}").rstrip("/")
+        return as_url(self.base_url or f"{self.host}:{self.port}").rstrip("/")

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from rota.bench.config import BenchConfig
 from rota.commands.flags import check_outputs, config_file, make_command, quiet_flag, with_file
+from rota.commands.server_call import with_key
 from rota.core.options import build, options_of
 from rota.engine.progress import Progress
 from rota.observe.table import print_table
@@ -38,7 +39,7 @@ def bench_command() -> Callable[..., None]:
 
 
 def bench(given: dict[str, Any]) -> None:
-    chosen = with_file(given, BenchConfig)
+    chosen = with_key(with_file(given, BenchConfig))
     config = build(BenchConfig, chosen)
     check_outputs((config.json, config.output_file), config.plot)
     run = _run(config, chosen.get("quiet", False))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -11,8 +12,11 @@ from http.client import HTTPException, HTTPResponse
 from typing import Any, ClassVar
 
 from rota.core.errors import RotaError
+from rota.core.options import as_url
 
 DEFAULT_URL = "http://127.0.0.1:30000"
+KEY_VARIABLE = "ROTA_API_KEY"
+KEY_HELP = f"Sent as 'Authorization: Bearer KEY'; left out: the environment's {KEY_VARIABLE}."
 # A server that is alive answers a question about itself at once.
 LOOK_S = 10.0
 LONGEST_SENTENCE = 500
@@ -23,6 +27,11 @@ class CallError(RotaError):
     """A server cannot be asked, or refuses to answer."""
 
     exit_code: ClassVar[int] = 1
+
+
+def with_key(chosen: dict[str, Any]) -> dict[str, Any]:
+    """The same options; a key that is left out is the environment's."""
+    return {"api_key": os.environ.get(KEY_VARIABLE), **chosen}
 
 
 @contextmanager
@@ -41,9 +50,9 @@ def call(
     data = None if body is None else json.dumps(body).encode()
     try:
         # Other clients of OpenAI's routes are given the address with /v1.
-        root = url.rstrip("/").removesuffix("/v1")
+        root = as_url(url).rstrip("/").removesuffix("/v1")
         request = urllib.request.Request(root + path, data, headers, method=method)
-        with _opener(request.host).open(request, timeout=timeout_s) as response:
+        with _opener(request.host or "").open(request, timeout=timeout_s) as response:
             yield response
     except urllib.error.HTTPError as error:
         raise CallError(sentence_of(error.read()) or f"The server answers with status {error.code}.") from None

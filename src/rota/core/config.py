@@ -226,6 +226,7 @@ class LoraConfig:
         "Adapters to start with, one or more: PATH, NAME=PATH, or JSON with lora_name, lora_path, pinned and weight. "
         "A path is a folder, an address (s3://, gs://, az://, hf://) or a name on the Hugging Face Hub.",
     )
+    enable_builtin_adapters: bool = option(True, "Serve the built-in model with its adapters.")
     max_loras_per_batch: int | Literal["auto"] = option(
         "auto",
         "Adapters on the device at a time, each in a slot. 'auto': one for each adapter at the start and some for "

@@ -71,6 +71,11 @@ def build(config: type[Config], given: Mapping[str, Any]) -> Config:
     return config(**{name: own[name].check(value) for name, value in given.items() if name in own})
 
 
+def as_url(typed: str) -> str:
+    """An address without a scheme is one of HTTP."""
+    return typed if "://" in typed else f"http://{typed}"
+
+
 def refuse_unknown(given: Mapping[str, Any], *configs: type) -> None:
     """Raise ConfigError for a name that is no option of any of these configs."""
     known = options_of(*configs)

@@ -61,7 +61,7 @@ def locate_model(config: EngineConfig) -> EngineConfig:
     if config.model.model_path is not None:
         folder, builtin = model_folder(config.model.model_path), config.builtin_adapters
     else:
-        found = builtin_adapters().items()
+        found = builtin_adapters().items() if config.lora.enable_builtin_adapters else ()
         folder = builtin_model_folder(config.quiet)
         builtin = tuple(LoraPath(name=name, path=str(path), is_builtin=True) for name, path in found)
     model = replace(config.model, model_path=str(folder))

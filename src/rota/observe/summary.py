@@ -17,6 +17,7 @@ from rota.core.errors import FaultCode
 from rota.core.events import Event, Finished, FinishReason, Produced
 from rota.core.ids import BASE, AdapterId, RequestId
 from rota.core.policy_config import READER_PACE
+from rota.observe.table import by_number
 
 # ── token times ─────────────────────────────────────────────────────────────────────────────────────────────────────
 # Token times collect which requests got a token when, and give each request its times many at once.
@@ -197,7 +198,9 @@ class Recorder:
         Its failed and aborted requests are still counted beside its name.
         """
         self.settle()
-        by_adapter: dict[AdapterId, list[RequestRecord]] = {adapter: [] for adapter in sorted(self.gaps)}
+        by_adapter: dict[AdapterId, list[RequestRecord]] = {
+            adapter: [] for adapter in sorted(self.gaps, key=lambda one: (one != BASE, by_number(name_of(one))))
+        }
         for record in self.records.values():
             by_adapter[record.adapter_id].append(record)
         total = _summarise(list(self.records.values()), list(self.gaps.values()))
@@ -206,7 +209,7 @@ class Recorder:
         if self.tenant_gaps:
             total["tenants"] = {
                 tenant: _summarise([one for one in self.records.values() if one.tenant == tenant], [gaps])
-                for tenant, gaps in sorted(self.tenant_gaps.items())
+                for tenant, gaps in sorted(self.tenant_gaps.items(), key=lambda one: by_number(one[0]))
             }
         sharing = [
             adapter

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -33,6 +34,11 @@ TIMES = {
 }
 FIGURES = {"mean": "mean", "median": "median", "P90": "p90", "P95": "p95", "P99": "p99", "max": "max"}
 WIDEST = 1000  # a narrow terminal breaks lines, since a figure that is cut off says nothing
+
+
+def by_number(name: str) -> list[tuple[int, str]]:
+    """A key for sorting: adapter2 comes before adapter10."""
+    return [(int(digits or 0), text) for text, digits in re.findall(r"(\D*)(\d*)", name)]
 
 
 def print_table(summaries: Summaries, is_per_adapter: bool = False, is_per_replica: bool = False) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any
@@ -15,8 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from rota.commands.adapters.inspect import inspect
-from rota.commands.server_call import DEFAULT_URL, ask
+from rota.commands.server_call import DEFAULT_URL, KEY_HELP, KEY_VARIABLE, ask
 from rota.core.errors import ConfigError
+from rota.observe.table import by_number
 
 # A large adapter is read from a slow disk or from far away.
 LOAD_S = 900.0
@@ -27,9 +29,9 @@ ApiKey = Annotated[
     str | None,
     typer.Option(
         metavar="KEY",
-        envvar="ROTA_API_KEY",
+        envvar=KEY_VARIABLE,
         show_envvar=False,
-        help="Sent as 'Authorization: Bearer KEY'; left out: the environment's ROTA_API_KEY.",
+        help=KEY_HELP,
     ),
 ]
 Folder = Annotated[
@@ -37,10 +39,18 @@ Folder = Annotated[
 ]
 
 
-def listed(base_url: BaseUrl = DEFAULT_URL, api_key: ApiKey = None) -> None:
+def listed(
+    as_json: Annotated[bool, typer.Option("--json", help="Print what the server answers, as JSON.")] = False,
+    base_url: BaseUrl = DEFAULT_URL,
+    api_key: ApiKey = None,
+) -> None:
     """List the adapters of a running server, their versions, and where their requests go."""
-    print_adapters(ask(base_url, api_key, "/v1/adapters")["data"])
-    print_routes(ask(base_url, api_key, "/v1/routes")["data"])
+    adapters, routes = (ask(base_url, api_key, f"/v1/{what}")["data"] for what in ("adapters", "routes"))
+    if as_json:
+        print(json.dumps({"adapters": adapters, "routes": routes}, indent=1))
+        return
+    print_adapters(adapters)
+    print_routes(routes)
 
 
 def load(
@@ -231,7 +241,7 @@ def print_adapters(adapters: Sequence[dict[str, Any]]) -> None:
         print("No adapter is loaded that this key may use.")
         return
     table = Table("adapter", "version", "state", "memory", "path", box=box.SIMPLE, pad_edge=False)
-    for adapter in adapters:
+    for adapter in sorted(adapters, key=lambda one: by_number(one["name"])):
         for version in adapter["versions"]:
             memory = decimal(version["bytes"]) if version["bytes"] else ""
             row = (adapter["name"], str(version["version"]), version["state"], memory, version["path"] or "")

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import typer
 
 from rota.commands.flags import config_file, make_command, with_file
-from rota.commands.server_call import DEFAULT_URL, CallError
+from rota.commands.server_call import DEFAULT_URL, KEY_HELP, CallError, with_key
 from rota.core.options import build, option, options_of
 from rota.runtime.lifeline import tied
 
@@ -33,7 +33,7 @@ class ChatConfig:
         f"The server's address; left out: {DEFAULT_URL} if a server runs there, else the built-in model is started "
         "for the time of the chat.",
     )
-    api_key: str | None = option(None, "Sent as 'Authorization: Bearer KEY'.")
+    api_key: str | None = option(None, KEY_HELP)
     adapter: str | None = option(None, "Who answers first; left out: the base model.")
     system: str | None = option(None, "What the model is told before the conversation.")
     message: str | None = option(None, "Ask this one thing, print the answer and end.")
@@ -43,7 +43,7 @@ class ChatConfig:
 
 def chat_command() -> Callable[..., None]:
     return make_command(
-        lambda given: chat(build(ChatConfig, with_file(given, ChatConfig))),
+        lambda given: chat(build(ChatConfig, with_key(with_file(given, ChatConfig)))),
         "Talk to a running server, or to the built-in model, and let any of its adapters answer. Answers come token by "
         "token, with their speed. Without a terminal, every line of the input is a message.",
         options_of(ChatConfig).values(),
