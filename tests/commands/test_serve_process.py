@@ -11,9 +11,8 @@ import pty
 import signal
 import socket
 import sys
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -79,14 +78,18 @@ if __name__ == "__main__":
 
 
 def serve(
-    folder: Path, how: str, *flags: str | Path, stdin: int | None = None, **environment: str
+    folder: Path, how: str, *flags: str | Path, stdin: int | None = None, stderr: int = PIPE, **environment: str
 ) -> AbstractContextManager[Program]:
     (folder / "serve.py").write_text(SCRIPT)
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment}
     command = [sys.executable, folder / "serve.py", how, write_byte_tokenizer(folder / "tiny"), "--port", "0", *flags]
-    # A server inherits what is done with a signal, and `nohup` may have started these tests.
-    hear = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)
-    return started(command, stderr=PIPE, env=environ, stdin=stdin, preexec_fn=hear)
+    return started(command, stderr=stderr, env=environ, stdin=stdin, preexec_fn=hear_signals)
+
+
+def hear_signals() -> None:
+    """A server inherits what is done with a signal: `nohup` may have started these tests, or a shell's `&`."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def ask(url: str, key: str = "", **fields: Any) -> httpx.Response:
@@ -172,6 +175,7 @@ def test_the_stages_of_a_start_are_printed_logged_and_told(life):
     assert life.ready.endswith(" s: imports 1.0, weights 2.0.\n")
     assert (life.replica["start"]["seconds"], life.replica["restart"]) == (3.04, None)
     assert life.replica["start"]["stages"][1] == {"name": "weights", "began_s": 1.0, "seconds": 2.04}
+    assert life.lines[0]["message"] == "Starting: imports.", "before an engine or a device is there"
     (ready,) = [line for line in life.lines if line["message"] == "The server is ready."]
     assert (ready["stages"], ready["seconds"] > 0.0) == ("imports 1.0, weights 2.0", True)
 
@@ -223,3 +227,20 @@ def test_a_server_that_has_given_up_answers_logs_and_ends_with_its_own_code(tmp_
     assert 'ERROR The engine stays down. engine=0 why="The engine died 5 times in a row' in errors
     assert "rota: The engine died 5 times in a row soon after its start and stays down." in errors
     assert "exit code 9" in errors
+
+
+def test_after_a_ctrl_c_in_a_terminal_nothing_is_left_over(tmp_path):
+    """The engine has shown a bar there. Whoever is in the group hears the signal, as from a keyboard."""
+    ours, its = pty.openpty()
+    with serve(tmp_path, "noisy", stderr=its) as server:
+        os.close(its)
+        line_of(server, "Rota serves")
+        os.killpg(server.pid, signal.SIGINT)
+        assert server.wait(TIMEOUT_S) == 0
+    seen = b""
+    with suppress(OSError):  # the terminal is closed
+        while part := os.read(ours, 65_536):
+            seen += part
+    os.close(ours)
+    assert b"Starting: imports." in seen
+    assert b"leaked" not in seen

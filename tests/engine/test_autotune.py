@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -105,3 +107,20 @@ def test_a_block_that_fails_is_no_stage():
     with pytest.raises(ZeroDivisionError):
         fail()
     assert stage.stages == ()
+
+
+def test_a_stage_is_told_as_it_begins_unless_it_runs_beside_another(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("rota"), "propagate", True)
+    stage = StageRecorder()
+
+    def run_beside() -> None:
+        with stage("kernels"):
+            pass
+
+    with caplog.at_level(logging.INFO, "rota.start"), stage("weights"):
+        assert caplog.messages == ["Starting: weights."]
+        beside = threading.Thread(target=run_beside)
+        beside.start()
+        beside.join()
+    assert caplog.messages == ["Starting: weights."]
+    assert {one.name for one in stage.stages} == {"kernels", "weights"}

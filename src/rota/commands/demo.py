@@ -73,6 +73,7 @@ def demo_command(serve: Callable[..., None] = serve_model, followers: Collection
                 webbrowser.open(page)
             traffic.start(url)
 
+        print(f"Starting {MODEL_NAME if config.model.model_path is None else config.model.model_path}.", flush=True)
         try:
             serve(config, ServerConfig(port=demo.port, log_level="warning", drain_timeout=0.0), begin)
         finally:

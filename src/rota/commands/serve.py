@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 import signal
 import threading
@@ -60,6 +61,7 @@ COMMON_OPTIONS = {
     "Several devices": ("tensor_parallel_size", "data_parallel_size"),
 }
 
+LOG = logging.getLogger("rota.start")
 Serve = Callable[[EngineConfig, ServerConfig], None]
 
 
@@ -160,6 +162,7 @@ def _serve(
     blame, prefix = Blame(kept_beside(server.api_key_file)), prefix_for(config.lora)
     config, registry, service = _new_engine(config, server, make_device, blame)
     # The engine starts, and the server gets ready beside it: the web framework and the tokenizer are loaded meanwhile.
+    LOG.info("Starting: %s.", "imports")
     with service.begun():
         from rota.commands.engines import announce
         from rota.server.access.access import Access

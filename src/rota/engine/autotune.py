@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 import threading
 import time
@@ -10,6 +11,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from rota.core.stages import AutotuneResult, Choice, Stage
+
+LOG = logging.getLogger("rota.start")
 
 # ── stages ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 # A recorder of stages: how long each part of building an engine takes, also of parts that run at the same time.
@@ -32,7 +35,9 @@ class StageRecorder:
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """The block is a stage. A block that fails is none."""
+        """The block is a stage. A block that fails is none. The log is told of those that others wait for."""
+        if threading.current_thread() is threading.main_thread():
+            LOG.info("Starting: %s.", name)
         began_s = self._clock() - self._began_at
         yield
         self._note(name, began_s, self._clock() - self._began_at - began_s)

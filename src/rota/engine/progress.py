@@ -6,6 +6,7 @@ It lives in the engine because the engine loads weights, and because the package
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self, TextIO, TypeVar
@@ -76,6 +77,8 @@ class Progress:
         return f"{self._done:,} of {self._total:,} {self._unit}".rstrip()
 
     def _make_bar(self) -> Any:
+        # Its own lock is one between processes: a semaphore that stays behind where a process is ended.
+        tqdm.set_lock(threading.RLock())
         is_bytes = self._unit == BYTES
         unit = BYTES if is_bytes else f" {self._unit}" if self._unit else "it"
         return tqdm(desc=self._title, total=self._total, unit=unit, unit_scale=is_bytes, leave=False, file=self._stream)
