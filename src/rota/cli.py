@@ -50,11 +50,12 @@ def main(arguments: list[str] | None = None, serve: Serve = serve_model) -> None
 
 def _understood(typed: list[str]) -> list[str]:
     """The same with our flags in the place of vLLM's and SGLang's; each is told of."""
-    if typed[:1] != ["serve"]:
+    if typed[:1] not in (["serve"], ["doctor"]):
         return typed
     understood, sentences = translated(typed)
     for sentence in sentences:
-        print(sentence)  # stderr is the log's, where each line may have to be JSON
+        # A server's stderr is its log, where each line may have to be JSON; so may a doctor's stdout.
+        print(sentence, file=sys.stdout if typed[0] == "serve" else sys.stderr)
     return understood
 
 
@@ -92,6 +93,15 @@ def _serve(app: typer.Typer, serve: Serve, followers: Collection[str]) -> None:
     app.command(name="serve", cls=grouped_help(COMMON_OPTIONS))(serve_command(serve, followers))
 
 
+def _doctor(app: typer.Typer, _: Serve, followers: Collection[str]) -> None:
+    from rota.commands.doctor import doctor_command
+    from rota.commands.flags import grouped_help
+    from rota.commands.serve import COMMON_OPTIONS
+
+    groups = {"Findings": ("json",), **COMMON_OPTIONS}
+    app.command(name="doctor", cls=grouped_help(groups))(doctor_command(followers))
+
+
 def _bench(app: typer.Typer, *_: object) -> None:
     from rota.commands.bench import bench_command
 
@@ -125,6 +135,7 @@ def _adapters(app: typer.Typer, *_: object) -> None:
 # With the extension that a command belongs to, if it belongs to one.
 _COMMANDS: dict[str, tuple[str, Callable[[typer.Typer, Serve, Collection[str]], None]]] = {
     "serve": ("", _serve),
+    "doctor": ("", _doctor),
     "bench": ("bench", _bench),
     "simulate": ("sim", _simulate),
     "chat": ("chat", _chat),

@@ -22,7 +22,7 @@ from rota.commands.foreign import also_called
 from rota.core.config import EngineConfig, ServerConfig
 from rota.core.errors import ConfigError
 from rota.core.lora_paths import parse_lora_path
-from rota.core.options import build, options_of
+from rota.core.options import Option, build, options_of
 from rota.extensions import found, needed
 from rota.llm.config import (
     ENGINE_CONFIGS,
@@ -266,12 +266,17 @@ def serve_command(serve: Serve, followers: Collection[str] = ()) -> Callable[...
     return make_command(
         act,
         "Serve MODEL over HTTP: a folder in Hugging Face format or a name on a hub. Without MODEL: the built-in model.",
-        [replace(one, help=one.help + also_called(one.name)) for one in options_of(*SERVE_CONFIGS).values()],
+        serve_options(),
         model_argument(),
         config_file(),
         quiet_flag("No progress bars, and only warnings in the log."),
         help_all(),
     )
+
+
+def serve_options() -> list[Option]:
+    """Every option of `rota serve`; the help says what else it may be called."""
+    return [replace(one, help=one.help + also_called(one.name)) for one in options_of(*SERVE_CONFIGS).values()]
 
 
 def model_argument() -> inspect.Parameter:

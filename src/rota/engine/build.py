@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 
@@ -17,7 +18,7 @@ from rota.engine.attention.torch_attention import TorchAttention
 from rota.engine.autotune import AutotuneCache, StageRecorder
 from rota.engine.choices import Choices, choose, choose_bank, extra_bytes, sharers, unpacks
 from rota.engine.cpu import Threads, choose_threads, set_threads
-from rota.engine.device import device_memory, free_memory
+from rota.engine.device import DeviceMemory, device_memory, free_memory
 from rota.engine.engine import Engine
 from rota.engine.families.decoder import Attention, Kernels
 from rota.engine.families.table import make_model
@@ -116,6 +117,26 @@ def build_engine(
     return engine
 
 
+class Forecast(NamedTuple):
+    """What an engine would have, by the files' headers alone."""
+
+    chosen: Choices
+    capacity: Capacity
+    check: HeaderCheck  # of adapters
+
+
+def forecast(config: EngineConfig) -> Forecast:
+    """Reads no weights. Raises ConfigError or ModelError where `build_engine` would, as far as that can be known."""
+    chosen = choose(config)
+    chosen = chosen.with_bank(choose_bank(config, chosen, shape := _cache_shape(config, chosen), ONE_RANK))
+    bank_bytes = chosen.bank.places * slot_bytes(chosen.spec, chosen.bank.place_rank, chosen.dtype)
+    memory = DeviceMemory(chosen.memory.total, chosen.memory.taken + bank_bytes)
+    rows, context = config.scheduler.max_running_requests, chosen.spec.context_length
+    blocks = count_blocks(config.cache, shape, memory, chosen.device, context, rows)
+    check = _header_check(chosen, Brought(config.lora.adapter_root, sources_for(config.lora)), answer)
+    return Forecast(chosen, _capacity(config, chosen, blocks, bank_bytes), check)
+
+
 def _blocks(config: EngineConfig, chosen: Choices, weights: Weights, adapters: Adapters, group: RankGroup) -> int:
     """How many KV blocks fit beside the weights and the bank, on the rank with least memory."""
     taken = weights.size_bytes + adapters.bank.size_bytes
@@ -156,14 +177,19 @@ def _assemble(
     model = make_model(
         spec, weights, Kernels(*_kernels(chosen), adapters.project, group, embed_head=adapters.embed_head)
     )
-    rows = config.scheduler.max_running_requests
-    capacity = Capacity(
+    capacity = _capacity(config, chosen, blocks, adapters.bank.size_bytes)
+    return Engine(model, spec, KVCache(blocks, shape, chosen.device), capacity, adapters, group, chosen.shard)
+
+
+def _capacity(config: EngineConfig, chosen: Choices, blocks: int, adapter_bytes: int) -> Capacity:
+    spec, shape = chosen.spec, _cache_shape(config, chosen)
+    return Capacity(
         blocks=blocks,
         block_size=shape.block_size,
-        rows=rows,
+        rows=config.scheduler.max_running_requests,
         max_sequence_tokens=spec.context_length,
         slots=chosen.bank.slots,
-        adapter_bytes=adapters.bank.size_bytes,
+        adapter_bytes=adapter_bytes,
         slot_bytes=slot_bytes(spec, chosen.bank.rank, chosen.dtype) if chosen.bank.slots else 0,
         slot_rank=chosen.bank.rank,
         pages=chosen.bank.pages,
@@ -179,7 +205,6 @@ def _assemble(
         kv_dtype=str(shape.dtype).removeprefix("torch."),
         dtype=str(chosen.dtype).removeprefix("torch."),
     )
-    return Engine(model, spec, KVCache(blocks, shape, chosen.device), capacity, adapters, group, chosen.shard)
 
 
 def _weights(config: EngineConfig, chosen: Choices) -> Weights:
@@ -216,11 +241,15 @@ def _adapters(config: EngineConfig, chosen: Choices, weights: Weights, ask: Inqu
     brought = Brought(lora.adapter_root, sources_for(lora))
     read = checkpoint_reader(bank, chosen.whole, brought, chosen.shard, ask)
     rows, overlaps = config.scheduler.max_running_requests, lora.enable_lora_overlap_loading
-    ranks, matrix = chosen.shard.size, matrix_bytes(chosen.spec, chosen.dtype)
-    slots = SlotKind(size.rank, size.extras, ranks, size.matrices, matrix, growth)
-    check = HeaderCheck(chosen.whole, slots, brought, ask)
+    check = _header_check(chosen, brought, ask, growth)
     read = checked_first(read, check.refuse)
-    return Adapters(bank, read, project, rows, overlaps, ranks, check, embed_head)
+    return Adapters(bank, read, project, rows, overlaps, chosen.shard.size, check, embed_head)
+
+
+def _header_check(chosen: Choices, brought: Brought, ask: Inquire, growth: SlotGrowth | None = None) -> HeaderCheck:
+    size, matrix = chosen.bank, matrix_bytes(chosen.spec, chosen.dtype)
+    slots = SlotKind(size.rank, size.extras, chosen.shard.size, size.matrices, matrix, growth)
+    return HeaderCheck(chosen.whole, slots, brought, ask)
 
 
 def _growth(chosen: Choices) -> SlotGrowth | None:
