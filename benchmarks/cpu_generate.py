@@ -39,8 +39,9 @@ from rota.core.request import Request
 from rota.engine.build import build_engine
 from rota.engine.choices import choose_dtype
 from rota.engine.cpu import this_processor
+from rota.engine.engine import Engine
 from rota.engine.folders.builtin import builtin_model_folder, builtin_source
-from tests.in_process import InProcessService
+from rota.runtime.in_process import InProcessService
 
 PROMPT, OUTPUT, BATCH, ADAPTERS = 64, 64, 16, 6
 
@@ -124,7 +125,7 @@ def rota_server(service: InProcessService, finished: threading.Semaphore) -> flo
     return sum(output for _, _, output in plan) / (time.perf_counter() - started_at)
 
 
-def machine(llm: LLM) -> dict[str, Any]:
+def machine(engine: Engine) -> dict[str, Any]:
     """What the figures depend on."""
     found = this_processor()
     names = re.findall(r"^(?:model name|CPU part)\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
@@ -136,7 +137,7 @@ def machine(llm: LLM) -> dict[str, Any]:
         "4-bit product": found.four_bit,
         "precision": str(chosen_dtype()).removeprefix("torch."),
         "cores": os.cpu_count(),
-        "threads": str(llm._device._threads),
+        "threads": str(engine._threads),
         "torch": torch.__version__,
     }
 
@@ -200,7 +201,12 @@ def main() -> None:
         names = [f"a{i % ADAPTERS}" for i in range(BATCH)]
         peft = mixed_model(model, adapters)
         llm = LLM(adapters=adapters, quiet=True, enable_prefix_caching=False, device="cpu")
-        results: dict[str, Any] = {"machine": machine(llm)}
+        config = EngineConfig(
+            model=ModelConfig(model_path=str(folder), device="cpu"),
+            scheduler=SchedulerConfig(enable_prefix_caching=False),
+            quiet=True,
+        )
+        results: dict[str, Any] = {"machine": machine(build_engine(config))}
         print(json.dumps(results), flush=True)
         compare(
             "one at a time",
@@ -228,11 +234,6 @@ def main() -> None:
             },
             options.rounds,
             results,
-        )
-        config = EngineConfig(
-            model=ModelConfig(model_path=str(folder), device="cpu"),
-            scheduler=SchedulerConfig(enable_prefix_caching=False),
-            quiet=True,
         )
         service, finished = InProcessService(partial(build_engine, config), config), threading.Semaphore(0)
 

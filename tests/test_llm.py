@@ -37,7 +37,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def llm(folder) -> LLM:
-    return LLM(folder, quiet=True, device="cpu", kv_blocks=64, max_running_requests=4, max_queued_requests=2)
+    return LLM(folder, quiet=True, device="cpu", kv_blocks=64, max_running_requests=4)
 
 
 def test_every_prompt_is_continued_in_its_order(llm):
@@ -120,12 +120,14 @@ def test_positions_are_held_for_the_context_that_is_served_not_for_all_the_model
     make_tiny_model(tmp_path, "smollm2")
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 100_000}))
-    options = {"quiet": True, "device": "cpu", "dtype": "float32", "kv_blocks": 16, "max_running_requests": 2}
-    short = LLM(write_byte_tokenizer(tmp_path), context_length=40, **options)
-    (answer,) = short.generate("x" * 30, SamplingParams(temperature=0.0, max_new_tokens=10, ignore_eos=True))
+    options = {"device": "cpu", "dtype": "float32", "kv_blocks": 16, "max_running_requests": 2, "context_length": 40}
+    with LLM(write_byte_tokenizer(tmp_path), quiet=True, **options) as short:
+        (answer,) = short.generate("x" * 30, SamplingParams(temperature=0.0, max_new_tokens=10, ignore_eos=True))
+    engine = build_device(with_first(engine_config({"model_path": str(tmp_path), **options}, quiet=True), []))
 
     assert len(answer.token_ids) == 10  # up to the last position there is
-    assert {len(table) for table in short._device._model._rotaries} == {40}
+    assert {len(table) for table in engine._model._rotaries} == {40}
+    engine.close()
 
 
 def test_a_conversation_goes_through_the_chat_template(llm):
@@ -136,7 +138,7 @@ def test_a_conversation_goes_through_the_chat_template(llm):
 
 
 def test_a_prompt_that_is_too_long_is_named_and_the_model_goes_on(llm):
-    with pytest.raises(RequestError, match="Prompt 1: The prompt has 600 tokens"):
+    with pytest.raises(RequestError, match="Prompt 1: The prompt is too long: 600 tokens"):
         llm.generate(["fine", "x" * 600, "fine too"], GREEDY)
 
     assert llm.generate("one", GREEDY)[0].finish_reason == "length"
@@ -146,7 +148,7 @@ def test_a_prompt_that_is_too_long_is_named_and_the_model_goes_on(llm):
     ("prompts", "params", "words"),
     [
         ([[1, 999]], None, "A prompt holds 999"),
-        (["a", "b"], [GREEDY], "2 prompts but 1 parameters"),
+        (["a", "b"], [GREEDY], "2 prompts, but the list of params has 1"),
         ("", None, "prompt is empty"),
     ],
 )

@@ -18,6 +18,7 @@ MOST_LINES_OF_A_FUNCTION, P90_LINES_OF_A_FUNCTION = 60, 16
 # Where an error of any kind is the last thing that is heard, and why it must be caught there.
 BORDERS = {
     "runtime/process.py": "the engine's process ends, and its supervisor must hear why",
+    "runtime/in_process.py": "the engine's thread ends, and callers that wait must hear why",
     "runtime/ranks/follower.py": "a follower's process ends, and its leader must hear why",
     "runtime/cluster/driver.py": "Ray, or an engine elsewhere, fails in ways that nothing lists: the front must hear",
     "runtime/cluster/joining.py": "Ray fails in ways that it does not list",

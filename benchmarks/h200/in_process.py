@@ -12,8 +12,8 @@ from rota.core.events import AdapterAdded, AdapterRefused, Event
 from rota.core.ids import AdapterId
 from rota.core.messages import AddAdapter
 from rota.llm.config import build_device, engine_config
+from rota.runtime.in_process import InProcessService
 from rota.workload.scenario import Scenario
-from tests.in_process import InProcessService
 
 from .client import ServiceClient
 from .server import Asked, Outcome, peak_rss_gb

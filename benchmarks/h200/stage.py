@@ -17,8 +17,8 @@ from rota.engine.engine import Engine
 from rota.runtime.doorbell import Doorbell
 from rota.runtime.live import LiveWorld
 from rota.runtime.loop import run
-from rota.runtime.offline import OfflineInbox
 from rota.scheduler import Scheduler
+from tests.offline import OfflineInbox
 
 from .timed import Step, Timed
 

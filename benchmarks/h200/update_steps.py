@@ -16,8 +16,8 @@ from rota.core.ids import AdapterId, RequestId
 from rota.core.messages import Abort, AddAdapter, RemoveAdapter
 from rota.core.request import Request, SamplingParams
 from rota.llm.config import build_device, engine_config
+from rota.runtime.in_process import InProcessService
 from rota.runtime.process import SWITCH_S
-from tests.in_process import InProcessService
 
 from .server import Asked
 from .stage import milliseconds, steady

@@ -11,11 +11,11 @@ from rota.cli import main
 from rota.core.config import EngineConfig
 from rota.core.lora_paths import LoraPath
 from rota.runtime.client import EngineClient
+from rota.runtime.in_process import InProcessService
 from rota.runtime.registry import Registry
 from rota.text.tokenizer import Tokenizer
 from tests.engine.terminal import Terminal
 from tests.fakes import FakeDevice, alphabet
-from tests.in_process import InProcessService
 from tests.server.applications import made_app, running
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import TIMEOUT_S

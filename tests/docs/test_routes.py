@@ -10,13 +10,13 @@ import pytest
 
 from docs.generate.routes import all_routes
 from rota.core.config import EngineConfig
+from rota.runtime.in_process import InProcessService
 from rota.runtime.registry import Registry
 from rota.server.access.access import Right
 from rota.server.access.keys import Key
 from rota.text.tokenizer import Tokenizer
 from tests.dashboard.stage import stage
 from tests.fakes import FakeDevice
-from tests.in_process import InProcessService
 from tests.server.applications import made_app
 from tests.tiny_tokenizer import write_byte_tokenizer
 

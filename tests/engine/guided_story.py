@@ -20,12 +20,12 @@ from rota.engine.engine import Engine
 from rota.runtime.doorbell import Doorbell
 from rota.runtime.live import LiveWorld
 from rota.runtime.loop import run
-from rota.runtime.offline import OfflineInbox
 from rota.scheduler import Scheduler
 from tests.builders import request
 from tests.engine.eager_story import PROMPT
 from tests.engine.fake_grammars import FakeGrammars
 from tests.engine.lora.mixed_server import Server
+from tests.offline import OfflineInbox
 from tests.scheduler.balance import check_balance
 
 ADAPTERS = 3

@@ -20,7 +20,6 @@ from rota.engine.families.table import read_spec
 from rota.engine.folders.builtin import builtin_model_folder
 from rota.runtime.live import LiveWorld
 from rota.runtime.loop import run
-from rota.runtime.offline import OfflineInbox
 from rota.runtime.seeds import seeded
 from rota.scheduler import Scheduler
 from rota.text.tokenizer import Tokenizer
@@ -30,6 +29,7 @@ from tests.engine.lora.adapter_factory import greedy_answer, make_adapter
 from tests.engine.lora.mixed_server import adapter
 from tests.engine.model_factory import FAMILIES, make_tiny_model
 from tests.engine.row_story import FewRows, asked, logprobs
+from tests.offline import OfflineInbox
 from tests.scheduler.balance import check_balance
 from tests.worlds import outputs
 

@@ -26,12 +26,12 @@ from rota.core.messages import AddAdapter, Message, MoveRequests, RemoveAdapter
 from rota.core.plan import StepPlan
 from rota.core.request import Request
 from rota.runtime.client import EngineClient, early_of
+from rota.runtime.in_process import InProcessService
 from rota.runtime.live import MOST_CHECKED
 from rota.runtime.service import BuildDevice, Service, ServicePhase
 from rota.runtime.supervisor import SupervisedService
 from tests.builders import abort, add_adapter, submit
 from tests.fakes import FakeDevice, FakeTicket, folded, no_such_model
-from tests.in_process import InProcessService
 from tests.runtime.services import Listener
 from tests.waiting import TIMEOUT_S, until
 

@@ -7,12 +7,12 @@ import pytest
 from rota.core.events import EngineRestarted
 from rota.policy.step_times import StepTimes
 from rota.runtime.heartbeat import BEAT_S, Heartbeat
+from rota.runtime.in_process import ThreadInbox
 from rota.runtime.live import LiveWorld
 from rota.runtime.timeouts import KILL_S, LINGER_S, EngineTimeouts, Silence
 from rota.runtime.wire import Alive, Building, Failed, Ready
 from tests.builders import capacity
 from tests.fakes import FakeDevice
-from tests.in_process import ThreadInbox
 
 # ── beats ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -16,14 +16,14 @@ from rota.core.errors import StuckError
 from rota.core.events import Event, Finished, FinishReason
 from rota.core.grammar import Grammar
 from rota.core.messages import AbortAll, Message
+from rota.runtime.in_process import ThreadInbox
 from rota.runtime.live import AdapterChecks, LiveWorld, Preparation
 from rota.runtime.loop import run
-from rota.runtime.offline import OfflineInbox
 from rota.runtime.wire import SocketInbox, Stop, encode, open_socket
 from rota.scheduler import Scheduler
 from tests.builders import abort, add_adapter, capacity, request, submit
 from tests.fakes import FakeDevice, continuation, endings, outputs
-from tests.in_process import ThreadInbox
+from tests.offline import OfflineInbox
 from tests.waiting import TIMEOUT_S
 
 # ── inboxes ───────────────────────────────────────────────────────────────────────────────────────────────────────────

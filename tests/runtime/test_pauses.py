@@ -12,11 +12,11 @@ from rota.core.errors import FaultCode, RequestError
 from rota.core.events import Event, FinishReason, PauseChanged
 from rota.core.messages import Pause, Resume
 from rota.runtime.client import EngineClient
+from rota.runtime.in_process import InProcessService
 from rota.runtime.promises import Promises
 from rota.runtime.service import ServicePhase
 from tests.builders import submit
 from tests.fakes import continuation, endings, outputs
-from tests.in_process import InProcessService
 from tests.runtime.replicas.fakes import FakeReplica, desk_of
 from tests.runtime.services import LONG, SLOW, Listener, supervised
 from tests.waiting import TIMEOUT_S, until

@@ -8,10 +8,10 @@ import pytest
 from rota.core.config import EngineConfig
 from rota.core.errors import EngineDiedError, FaultCode, RequestError
 from rota.core.events import FinishReason
+from rota.runtime.in_process import InProcessService
 from rota.runtime.service import BuildDevice, ServicePhase
 from tests.builders import abort, submit
 from tests.fakes import FakeDevice, continuation, no_such_model, outputs
-from tests.in_process import InProcessService
 from tests.runtime.services import LONG, SLOW, Listener
 from tests.waiting import TIMEOUT_S
 

@@ -262,20 +262,6 @@ def test_an_abort_at_any_moment_frees_everything_within_the_pass(steps_before):
     check_balance(subject)
 
 
-def test_after_an_interruption_nothing_is_open_and_nothing_is_told_of_it():
-    subject = scheduler(rows=1)
-    for id in ("runs", "waits"):
-        subject.apply(submit(id, prompt=3, max_new_tokens=9))
-    subject.plan(0.0)
-    subject.plan(0.0)
-    subject.abandon(at=1.0)
-
-    assert subject.is_idle
-    check_balance(subject)
-    subject.apply(submit("runs", prompt=3))
-    assert [type(event) for event in commit(subject, subject.plan(2.0))] == [Admitted, Produced]
-
-
 def test_a_request_that_has_all_it_needs_counts_as_stopped():
     subject = scheduler()
     subject.apply(submit("a"))

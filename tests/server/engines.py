@@ -16,12 +16,12 @@ from typing import Any
 from rota.core.config import EngineConfig
 from rota.core.ids import EngineId
 from rota.core.messages import Message
+from rota.runtime.in_process import InProcessService
 from rota.runtime.process import EngineProcess
 from rota.runtime.service import BuildDevice, Service, ServiceState
 from rota.runtime.supervisor import NewEngine, SupervisedService
 from rota.runtime.timeouts import EngineTimeouts
 from tests.fakes import FakeDevice
-from tests.in_process import InProcessService
 
 REPLICAS = int(os.environ.get("ROTA_TEST_REPLICAS", "1"))
 # A server that is a program of its own has its engines beside it: no node could import that program.

@@ -22,13 +22,13 @@ from rota.core.lora_paths import LoraPath
 from rota.core.messages import Message
 from rota.llm.config import build_device, engine_config, first_adapters, locate_model, with_first
 from rota.runtime.client import EngineClient
+from rota.runtime.in_process import InProcessService
 from rota.runtime.registry import Registry
 from rota.server.adapters.manager import AdapterManager
 from rota.text.tokenizer import Tokenizer
 from tests.engine.lora.adapter_factory import make_adapter
 from tests.engine.model_factory import make_tiny_model
 from tests.fakes import FakeDevice, alphabet
-from tests.in_process import InProcessService
 from tests.server.applications import made_app, running
 from tests.server.engines import REPLICAS, engines
 from tests.server.letters import Gate

@@ -16,6 +16,7 @@ import pytest
 
 from rota.core.lora_paths import LoraPath
 from rota.runtime.client import EngineClient
+from rota.runtime.in_process import InProcessService
 from rota.runtime.registry import Registry
 from rota.runtime.replicas.router import Router
 from rota.runtime.replicas.service import ReplicatedService
@@ -23,7 +24,6 @@ from rota.runtime.service import Service, ServicePhase, ServiceState
 from rota.runtime.timeouts import EngineTimeouts
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice
-from tests.in_process import InProcessService
 from tests.observe.scraped import Scrape
 from tests.server.applications import made_app, running
 from tests.server.endless import ENDLESS, endless_device, mortal_device

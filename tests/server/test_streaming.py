@@ -16,6 +16,7 @@ from rota.core.config import ServerConfig
 from rota.core.events import Finished, FinishReason
 from rota.core.ids import RequestId
 from rota.core.messages import Abort, Message
+from rota.runtime.in_process import InProcessService
 from rota.server.answers import respond
 from rota.server.answers.answer import Gathered
 from rota.server.answers.respond import sse_event
@@ -23,7 +24,6 @@ from rota.server.streams import Delta
 from rota.text.parsed_delta import CallPiece, ParsedDelta
 from tests.builders import capacity
 from tests.fakes import FakeDevice, alphabet
-from tests.in_process import InProcessService
 from tests.server.letters import Gate, events_of, letters_device, raw_ask, serving, steps_made
 from tests.waiting import TIMEOUT_S, until
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
@@ -24,7 +24,7 @@ MAX_BAD_WORDS = 1024
 class SamplingParams:
     """How to choose tokens and when to stop.
 
-    `temperature=0` is greedy. `stop` holds strings and is watched by the text layer; `stop_token_ids` is
+    `temperature=0` is greedy. `stop` holds strings, or is one, and is watched by the text layer; `stop_token_ids` is
     watched by the scheduler, which does not know what end-of-sequence is unless it is listed there. `logprobs` and
     `prompt_logprobs` say how many of the likeliest tokens are told beside each token of the answer or of the prompt.
     Before `min_new_tokens` no stop token may come. `bad_words` are token sequences that may not come.
@@ -52,6 +52,7 @@ class SamplingParams:
     top_n_sigma: float | None = None
 
     def __post_init__(self) -> None:
+        self._accept_lists()
         _check_whole("max_new_tokens", self.max_new_tokens, 1, None)
         _check_between("temperature", self.temperature, 0.0, 100.0)
         _check_between("top_p", self.top_p, 0.0, 1.0, above=True)
@@ -69,7 +70,25 @@ class SamplingParams:
             _check_whole("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         if any(not isinstance(text, str) or not text for text in self.stop):
             raise RequestError.bad_field("stop", "stop must be a list of strings that are not empty.")
+        if not isinstance(self.ignore_eos, bool):
+            raise RequestError.bad_field("ignore_eos", f"ignore_eos must be True or False, not {self.ignore_eos!r}.")
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            raise RequestError.bad_field("grammar", f"grammar must be a Grammar, not {self.grammar!r}.")
         self._check_tokens()
+
+    def _accept_lists(self) -> None:
+        """A program may give a list for a tuple or a set, one string for a list of one, and biases as a dict."""
+        for name in ("stop", "stop_token_ids", "logit_bias", "allowed_token_ids", "bad_words"):
+            given: object = getattr(self, name)
+            kind = frozenset if name == "stop_token_ids" else tuple
+            if given is None or isinstance(given, kind):
+                continue
+            if name == "stop" and isinstance(given, str):
+                given = [given]
+            if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+                raise RequestError.bad_field(name, f"{name} must be a list, not {given!r}.")
+            read = given.items() if isinstance(given, Mapping) else given
+            object.__setattr__(self, name, kind(tuple(one) if isinstance(one, list) else one for one in read))
 
     def _check_tokens(self) -> None:
         """What the request says of single tokens. Whether the model has them is for those who know the model."""
@@ -86,6 +105,8 @@ class SamplingParams:
             raise RequestError.bad_field("bad_words", message)
         for word in self.bad_words:
             _check_ids("bad_words", word)
+        if self.stop_token_ids:
+            _check_ids("stop_token_ids", self.stop_token_ids)
         if self.top_n_sigma is not None:
             _check_between("top_n_sigma", self.top_n_sigma, 0.0, 1000.0, above=True)
 
@@ -166,6 +187,8 @@ def _check_biases(biases: Sequence[tuple[int, float]]) -> None:
     if len(biases) > MAX_LOGIT_BIASES:
         message = f"logit_bias names {len(biases)} tokens; at most {MAX_LOGIT_BIASES} are allowed."
         raise RequestError.bad_field("logit_bias", message)
+    if wrong := [one for one in biases if not isinstance(one, list | tuple) or len(one) != 2]:
+        raise RequestError.bad_field("logit_bias", f"logit_bias must give a bias for each token, not {wrong[0]!r}.")
     _check_ids("logit_bias", [token for token, _ in biases])
     if len({token for token, _ in biases}) < len(biases):
         raise RequestError.bad_field("logit_bias", "logit_bias names a token twice.")
@@ -173,7 +196,9 @@ def _check_biases(biases: Sequence[tuple[int, float]]) -> None:
         _check_between("logit_bias", bias, -100.0, 100.0)
 
 
-def _check_ids(name: str, tokens: Sequence[object]) -> None:
+def _check_ids(name: str, tokens: object) -> None:
+    if not isinstance(tokens, Collection) or isinstance(tokens, str):
+        raise RequestError.bad_field(name, f"{name} must hold lists of token ids, not {tokens!r}.")
     if not tokens:
         raise RequestError.bad_field(name, f"{name} holds an empty list; name at least one token.")
     wrong = [token for token in tokens if type(token) is not int or token < 0]

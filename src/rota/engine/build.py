@@ -6,7 +6,7 @@ import functools
 import gc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -91,28 +91,33 @@ def build_engine(
     files of adapters understood, elsewhere if they may be a tenant's.
     """
     stage = stage or StageRecorder()
-    with stage("device"):
-        processors = set_threads(sharers(config))
-        chosen = choices or choose(config)
-        group = group or join(config.rank, config.model.tensor_parallel_size, chosen.device, config.meeting)
-        chosen = chosen.with_bank(choose_bank(config, chosen, _cache_shape(config, chosen), group))
-    prompts = PromptRoom(config.scheduler.chunked_prefill_size, chosen.is_light)
-    one_layer = functools.partial(_one_layer, config, chosen)
-    with precompiled(one_layer, prompts, stage) if chosen.has_graphs else nullcontext(), stage("weights"):
-        weights = _weights(config, chosen)
-    with stage("memory"):
-        adapters = _adapters(config, chosen, weights, ask)
-        engine = _assemble(config, chosen, weights, adapters, _blocks(config, chosen, weights, adapters, group), group)
-    with stage("first step"):
-        engine.warm_up()  # for steps that fit into no graph too
-    with (autotuned or AutotuneCache()).in_use():
-        if chosen.device.type == "cpu":
-            with stage("tuning"):
-                engine.use_threads(_threads(config, processors, engine))
-        if chosen.has_graphs:
-            engine.capture(prompts, config.quiet, stage)
-    with stage("warm-up"):
-        engine.warm_up()  # once more, because the first time of a step is longer than all others
+    with ExitStack() as undone:  # a build that fails leaves no thread and no group
+        with stage("device"):
+            processors = set_threads(sharers(config))
+            chosen = choices or choose(config)
+            group = group or join(config.rank, config.model.tensor_parallel_size, chosen.device, config.meeting)
+            undone.callback(group.close)
+            chosen = chosen.with_bank(choose_bank(config, chosen, _cache_shape(config, chosen), group))
+        prompts = PromptRoom(config.scheduler.chunked_prefill_size, chosen.is_light)
+        one_layer = functools.partial(_one_layer, config, chosen)
+        with precompiled(one_layer, prompts, stage) if chosen.has_graphs else nullcontext(), stage("weights"):
+            weights = _weights(config, chosen)
+        with stage("memory"):
+            adapters = _adapters(config, chosen, weights, ask)
+            undone.callback(adapters.close)
+            blocks = _blocks(config, chosen, weights, adapters, group)
+            engine = _assemble(config, chosen, weights, adapters, blocks, group)
+        with stage("first step"):
+            engine.warm_up()  # for steps that fit into no graph too
+        with (autotuned or AutotuneCache()).in_use():
+            if chosen.device.type == "cpu":
+                with stage("tuning"):
+                    engine.use_threads(_threads(config, processors, engine))
+            if chosen.has_graphs:
+                engine.capture(prompts, config.quiet, stage)
+        with stage("warm-up"):
+            engine.warm_up()  # once more, because the first time of a step is longer than all others
+        undone.pop_all()
     engine.stages = stage.stages
     return engine
 

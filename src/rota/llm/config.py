@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Collection, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial, reduce
 from importlib import import_module
@@ -121,6 +123,15 @@ def import_device(device: str | None) -> None:
         import_module(name)
 
 
+def release_memory() -> None:
+    """What an engine leaves behind hangs together in circles, and torch keeps a GPU's memory for the next one."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
 def build_device(config: EngineConfig) -> Device[Any]:
     """The engine, or the engines of all ranks as one device."""
     if config.model.tensor_parallel_size == 1 or config.meeting:
@@ -143,7 +154,10 @@ def _build_engine(config: EngineConfig) -> Device[Any]:
     autotuned = AutotuneCache(START.autotuned)
     if config.first is None:
         config = replace(config, first=START.wait_for_first())
-    engine = build_engine(config, stage=stage, autotuned=autotuned, ask=room.ask)
+    with ExitStack() as undone:
+        undone.callback(room.end)  # of a build that fails
+        engine = build_engine(config, stage=stage, autotuned=autotuned, ask=room.ask)
+        undone.pop_all()
     weakref.finalize(engine, room.end)  # of an engine that is never closed
     engine.closing.callback(room.close)
     START.autotuned = autotuned.made

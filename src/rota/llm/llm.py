@@ -1,22 +1,52 @@
-"""A model as an object: prompts in, completions out, in the calling thread."""
+"""A model as an object: prompts in, completions out, from any thread and any coroutine."""
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+import weakref
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from rota.core.errors import AdapterError, ConfigError, RequestError
-from rota.core.events import AdapterAdded, AdapterRefused, Event, Finished, FinishReason, Produced, PromptsScored
-from rota.core.ids import AdapterId, RequestId
+from rota.core.errors import AdapterError, ConfigError, EngineDiedError, RequestError
+from rota.core.events import AdapterRefused
+from rota.core.ids import RequestId
 from rota.core.lora_paths import LoraPath
+from rota.core.messages import AddAdapter, Message
 from rota.core.options import refuse_unknown
-from rota.core.plan import TokenLogprobs
 from rota.core.request import Request, SamplingParams
 from rota.engine.progress import Progress
+from rota.llm.asked import (
+    Adapters,
+    Asked,
+    Conversation,
+    Params,
+    Prompt,
+    checked_tokens,
+    each_adapter,
+    each_params,
+    listed_conversations,
+    listed_prompts,
+)
+from rota.llm.calls import (
+    CLOSED,
+    Bell,
+    Completion,
+    Desk,
+    LoopBell,
+    OpenCall,
+    PartialCompletion,
+    Piece,
+    ThreadBell,
+    dead,
+)
 from rota.llm.config import (
     ENGINE_CONFIGS,
     build_device,
@@ -25,85 +55,26 @@ from rota.llm.config import (
     locate_model,
     locator_for,
     prefix_for,
+    release_memory,
     with_first,
 )
-from rota.observe.request_log import log_engines
-from rota.runtime.doorbell import Doorbell
-from rota.runtime.live import LiveWorld
-from rota.runtime.loop import Emit, run
-from rota.runtime.offline import OfflineInbox
+from rota.runtime.in_process import InProcessService
 from rota.runtime.registry import Registry
 from rota.runtime.seeds import seeded
-from rota.scheduler import Scheduler
 from rota.sources.source import NothingError
-from rota.text.chat import ChatMessage
 from rota.text.stream import TextStream
 from rota.text.tokenizer import Tokenizer
 
-# ── completion ──────────────────────────────────────────────────────────────────────────────────────────────────────
-# A completion grows token by token until its request ends.
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """The answer to one prompt."""
-
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: str
-    prompt_tokens: int
-    cached_tokens: int
-    # One per token, if the parameters asked for them.
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    # One per token of the prompt, from its second token on, if the parameters asked for them.
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-
-
-@dataclass(slots=True)
-class PartialCompletion:
-    """A completion whose request is still open."""
-
-    stream: TextStream
-    text: str = ""
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    scores: list[TokenLogprobs] = field(default_factory=list)
-    ending: Finished | None = None
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether a stop string has ended it."""
-        return self.stream.matched_stop is not None
-
-    def push(self, token: int, logprobs: TokenLogprobs | None) -> bool:
-        """Whether this token has stopped it."""
-        self.text += self.stream.push((token,))
-        self.tokens.append(token)
-        if logprobs:
-            self.logprobs.append(logprobs)
-        return self.is_stopped
-
-    def completion(self) -> Completion:
-        assert self.ending is not None, "the loop ends when every request has ended"
-        text = self.text + self.stream.finish()
-        return Completion(
-            text,
-            tuple(self.tokens),
-            FinishReason.STOP.value if self.is_stopped else self.ending.reason.value,
-            self.ending.prompt_tokens,
-            self.ending.cached_tokens,
-            tuple(self.logprobs),
-            tuple(self.scores),
-        )
-
-
-Prompt = str | Sequence[int]
 # No stream stands still for a step: it may be as large as chunked_prefill_size says, and a minute is long enough.
 STEP_MS = 60_000.0
 
 
 class LLM:
-    """A model that is loaded once and asked often. Prompts with the same beginning share KV, also across calls."""
+    """A model that is loaded once and asked often. Prompts with the same beginning share KV, also across calls.
+
+    Any thread may call it, and coroutines may too. A thread of its own runs the engine, so that what is asked at the
+    same time is answered together.
+    """
 
     def __init__(
         self,
@@ -117,7 +88,8 @@ class LLM:
         refuse_unknown(options, *ENGINE_CONFIGS)
         if model is not None:
             options["model_path"] = str(model)
-        config = engine_config({"max_step_ms": STEP_MS, **options}, quiet)
+        # A program's prompts wait for each other without a bound.
+        config = engine_config({"max_step_ms": STEP_MS, "max_queued_requests": sys.maxsize, **options}, quiet)
         if config.model.data_parallel_backend == "ray":
             raise ConfigError(
                 "data_parallel_backend is 'ray', but an LLM object computes in this process; leave it out."
@@ -136,103 +108,174 @@ class LLM:
         self._config = config
         self._prefix = prefix_for(config.lora)
         self._tokenizer = Tokenizer(config.model.model_path)
-        self._device = build_device(config)
-        self._scheduler = Scheduler.from_config(config, self._device.capacity)
         self._registry = Registry(Path(config.model.model_path).resolve().name, config.model.model_path)
-        self._doorbell = Doorbell()
-        for entry in wanted.values():
-            self._load(entry)
+        self._desk = Desk()
+        self._ids = itertools.count()
+        # A call finds its adapters and sends its requests in one go: no unload comes between the two.
+        self._sending = threading.Lock()
+        self._loading = threading.Lock()  # one adapter at a time comes or goes
+        self._service = InProcessService(partial(build_device, config), config, CLOSED)
+        self._forgotten = weakref.finalize(self, _end, self._service)
+        self._service.start(self._desk.deliver)
+        try:
+            self._wait_until_ready()
+            for entry in wanted.values():
+                self._load(entry)
+        except BaseException:  # Ctrl-C too: the caller has no object to close
+            self._forgotten()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End calls that wait, with an error, and return threads, memory and processes. A second time does nothing."""
+        self._service.stop()
+        release_memory()
+
+    # ── adapters ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def load_adapter(self, name: str, path: str | Path) -> None:
         """Read an adapter; prompts can then ask for it by name. Raises AdapterError if it cannot be served."""
-        self._load(LoraPath(name=name, path=str(path)))
+        with self._loading:
+            self._load(LoraPath(name=name, path=str(path)))
 
     def _load(self, entry: LoraPath) -> None:
         adapter = self._registry.add(locator_for(self._config.lora).locate(entry))
-        inbox = OfflineInbox(adapters=[adapter], doorbell=self._doorbell)
-        refusals: list[str] = []
-
-        def emit(events: list[Event]) -> None:
-            for event in events:
-                if isinstance(event, AdapterAdded | AdapterRefused):
-                    inbox.note_ended(event.adapter_id)
-                if isinstance(event, AdapterRefused):
-                    refusals.append(event.reason)
-
-        self._run_loop(inbox, emit)
-        if refusals:
+        try:
+            told = self._desk.expect(adapter.adapter_id)
+            self._send(AddAdapter(adapter=adapter, at=time.monotonic()))
+            if isinstance(outcome := told.result(), AdapterRefused):
+                raise AdapterError(outcome.reason)
+        except BaseException:  # Ctrl-C too: the name stays free
             self._registry.forget(entry.name)
-            raise AdapterError(refusals[0])
+            raise
+
+    # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def generate(
-        self,
-        prompts: str | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-        adapter: str | Sequence[str | None] | None = None,
+        self, prompts: Prompt | Sequence[Prompt], params: Params = None, adapter: Adapters = None, n: int = 1
     ) -> list[Completion]:
         """Continue every prompt, each a text or tokens. Raises RequestError if one cannot be served.
 
-        `adapter` names one adapter for all prompts, or a list with one per prompt. None is the base model.
+        `adapter` names one adapter for all prompts, or a list with one per prompt. None is the base model. With `n`
+        each prompt gets so many answers, which stand side by side.
         """
-        listed = [prompts] if isinstance(prompts, str) else prompts
-        return self._complete([self._tokens_of(prompt) for prompt in listed], params, adapter, is_continuation=True)
+        return self._answered(self._prompted(prompts, params, adapter, n))
 
     def chat(
         self,
-        messages: Sequence[ChatMessage] | Sequence[Sequence[ChatMessage]],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-        adapter: str | Sequence[str | None] | None = None,
+        messages: Conversation | Sequence[Conversation],
+        params: Params = None,
+        adapter: Adapters = None,
+        n: int = 1,
     ) -> list[Completion]:
         """Answer one conversation, or several, through the model's chat template."""
-        conversations: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        prompts = [self._tokenizer.apply_chat_template(conversation) for conversation in conversations]
-        return self._complete(prompts, params, adapter, is_continuation=False)
+        return self._answered(self._conversed(messages, params, adapter, n))
+
+    def stream(
+        self, prompt: Prompt | Conversation, params: SamplingParams | None = None, adapter: str | None = None
+    ) -> Iterator[Piece]:
+        """Continue one prompt, or answer one conversation, piece by piece. A loop that is left aborts the rest."""
+        return self._pieces(self._one(prompt, params, adapter))
+
+    async def agenerate(
+        self, prompts: Prompt | Sequence[Prompt], params: Params = None, adapter: Adapters = None, n: int = 1
+    ) -> list[Completion]:
+        """As `generate`, for asyncio. A task that is cancelled aborts its requests."""
+        return await self._answered_async(await asyncio.to_thread(self._prompted, prompts, params, adapter, n))
+
+    async def achat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        params: Params = None,
+        adapter: Adapters = None,
+        n: int = 1,
+    ) -> list[Completion]:
+        """As `chat`, for asyncio."""
+        return await self._answered_async(await asyncio.to_thread(self._conversed, messages, params, adapter, n))
+
+    async def astream(
+        self, prompt: Prompt | Conversation, params: SamplingParams | None = None, adapter: str | None = None
+    ) -> AsyncIterator[Piece]:
+        """As `stream`, for asyncio."""
+        asked = await asyncio.to_thread(self._one, prompt, params, adapter)
+        with self._opened(asked, bell := LoopBell(), is_streamed=True) as call:
+            while call.is_open:
+                await bell.wait_for_ring()
+                call.read()
+                if piece := call.answers[0].piece():
+                    yield piece
+
+    def _pieces(self, asked: Asked) -> Iterator[Piece]:
+        with self._opened(asked, bell := ThreadBell(), is_streamed=True) as call:
+            while call.is_open:
+                bell.wait_for_ring()
+                call.read()
+                if piece := call.answers[0].piece():
+                    yield piece
+
+    def _answered(self, asked: Asked) -> list[Completion]:
+        with (
+            self._opened(asked, bell := ThreadBell()) as call,
+            Progress("Answering", len(call.answers), "prompts", self._quiet) as progress,
+        ):
+            while call.is_open:
+                bell.wait_for_ring()
+                progress.update(call.read())
+        return [answer.completion() for answer in call.answers]
+
+    async def _answered_async(self, asked: Asked) -> list[Completion]:
+        with self._opened(asked, bell := LoopBell()) as call:
+            while call.is_open:
+                await bell.wait_for_ring()
+                call.read()
+        return [answer.completion() for answer in call.answers]
+
+    # ── what is asked ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _prompted(self, prompts: Prompt | Sequence[Prompt], params: Params, adapter: Adapters, n: int) -> Asked:
+        tokens = [self._tokens_of(prompt) for prompt in listed_prompts(prompts)]
+        return self._asked(tokens, params, adapter, is_continuation=True, n=n)
+
+    def _conversed(
+        self, messages: Conversation | Sequence[Conversation], params: Params, adapter: Adapters, n: int
+    ) -> Asked:
+        tokens = [self._tokenizer.apply_chat_template(one) for one in listed_conversations(messages)]
+        return self._asked(tokens, params, adapter, is_continuation=False, n=n)
+
+    def _one(self, prompt: Any, params: SamplingParams | None, adapter: str | None) -> Asked:
+        is_conversation = not isinstance(prompt, str) and bool(prompt) and isinstance(prompt[0], Mapping)
+        asked = (self._conversed if is_conversation else self._prompted)(prompt, params, adapter, 1)
+        if len(asked.prompts) != 1:
+            raise RequestError.bad_field(
+                "prompt", f"A stream is the answer to one prompt, not to {len(asked.prompts)}; open one for each."
+            )
+        return asked
 
     def _tokens_of(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, str):
             return self._tokenizer.encode(prompt)
-        for token in prompt:
-            if not isinstance(token, int) or not 0 <= token < self._tokenizer.vocab_size:
-                raise RequestError.bad_field(
-                    "prompt", f"A prompt holds {token!r}; token ids lie between 0 and {self._tokenizer.vocab_size - 1}."
-                )
-        return tuple(prompt)
+        return checked_tokens(prompt, self._tokenizer.vocab_size)
 
-    def _complete(
-        self,
-        prompts: list[tuple[int, ...]],
-        params: SamplingParams | Sequence[SamplingParams] | None,
-        adapter: str | Sequence[str | None] | None,
-        is_continuation: bool,
-    ) -> list[Completion]:
-        answers: dict[RequestId, PartialCompletion] = {}
-        requests: list[Request] = []
-        now = time.monotonic()
-        wanted = zip(prompts, _one_each(params, len(prompts)), self._adapter_ids(adapter, len(prompts)), strict=True)
-        for index, (prompt, sampling, adapter_id) in enumerate(wanted):
-            if sampling.grammar or not sampling.ignore_eos:
-                sampling = replace(sampling, stop_token_ids=sampling.stop_token_ids | self._tokenizer.eos_ids)
-            request = Request(
-                request_id=RequestId(f"prompt {index}"),
-                prompt=prompt,
-                sampling=seeded(sampling),
-                arrived_at=now,
-                adapter_id=adapter_id,
-            )
-            requests.append(request)
-            answers[request.request_id] = PartialCompletion(TextStream(self._tokenizer, sampling, is_continuation))
-        self._answer(requests, answers)
-        return [answer.completion() for answer in answers.values()]
-
-    def _adapter_ids(self, adapter: str | Sequence[str | None] | None, count: int) -> list[AdapterId]:
-        names = [adapter] * count if adapter is None or isinstance(adapter, str) else list(adapter)
-        if len(names) != count:
-            raise RequestError.bad_field(
-                "adapter", f"There are {count} prompts but {len(names)} adapters; give one per prompt."
-            )
+    def _asked(
+        self, prompts: list[tuple[int, ...]], params: Params, adapter: Adapters, is_continuation: bool, n: int
+    ) -> Asked:
+        if not isinstance(n, int) or n < 1:
+            raise RequestError.bad_field("n", f"n must be a whole number of at least 1, not {n!r}.")
+        samplings = [
+            replace(one, stop_token_ids=one.stop_token_ids | self._tokenizer.eos_ids)
+            if one.grammar or not one.ignore_eos
+            else one
+            for one in each_params(params, len(prompts))
+        ]
+        names = each_adapter(adapter, len(prompts))
         for name in dict.fromkeys(names):
             self._resolve(name)
-        return [self._registry.find(name).adapter_id for name in names]
+        return Asked(prompts, samplings, names, is_continuation, n)
 
     def _resolve(self, name: str | None) -> None:
         """Load what lies below lora_resolver under a name that is not known."""
@@ -240,64 +283,57 @@ class LLM:
             return
         entry = self._prefix.entry(name)
         if entry is not None and not self._prefix.is_missing(entry):
-            with suppress(NothingError):
-                self._load(entry)
+            with suppress(NothingError), self._loading:
+                if self._registry.get(name) is None:  # else another call has loaded it meanwhile
+                    self._load(entry)
 
-    def _answer(self, requests: list[Request], answers: dict[RequestId, PartialCompletion]) -> None:
-        inbox = OfflineInbox(requests, self._config.scheduler.max_queued_requests, doorbell=self._doorbell)
-        failed: list[Finished] = []
-        with Progress("Answering", len(requests), "prompts", self._quiet) as progress:
+    # ── the engine ───────────────────────────────────────────────────────────────────────────────────────────────
 
-            def emit(events: list[Event]) -> None:
-                for event in events:
-                    match event:
-                        case Produced():
-                            _push_tokens(event, answers, inbox)
-                        case PromptsScored(_, request_ids, scores):
-                            for request_id, new_scores in zip(request_ids, scores, strict=True):
-                                answers[request_id].scores.extend(new_scores)
-                        case Finished(request_id=request_id) if not failed:
-                            inbox.note_ended(request_id)
-                            answers[request_id].ending = event
-                            progress.update()
-                            if event.fault:
-                                failed.append(event)
-                                inbox.close()
+    @contextmanager
+    def _opened(self, asked: Asked, bell: Bell, is_streamed: bool = False) -> Iterator[OpenCall]:
+        """The requests of a call are open within the block; those that have not ended behind it are aborted."""
+        with ExitStack() as ends:
+            with self._sending:
+                call = OpenCall(self._partial(asked), asked.n, bell, self._send, is_streamed)
+                ends.callback(self._desk.remove, call)
+                ends.callback(call.close)
+                self._desk.add(call)
+                for answer in call.answers:
+                    self._send(answer.request)
+            yield call
 
-            self._run_loop(inbox, emit)
-        for event in failed:
-            assert event.fault is not None
-            message = f"{event.request_id.capitalize()}: {event.fault.message}"
-            raise RequestError(replace(event.fault, message=message))
+    def _partial(self, asked: Asked) -> list[PartialCompletion]:
+        now, answers = time.monotonic(), []
+        for prompt, sampling, name in zip(asked.prompts, asked.samplings, asked.adapters, strict=True):
+            adapter = self._registry.find(name)
+            for choice in range(asked.n):
+                request = Request(
+                    request_id=RequestId(f"prompt {next(self._ids)}"),
+                    prompt=prompt,
+                    sampling=seeded(sampling, choice),
+                    arrived_at=now,
+                    adapter_id=adapter.adapter_id,
+                )
+                text = TextStream(self._tokenizer, request.sampling, asked.is_continuation)
+                answers.append(PartialCompletion(request, text))
+        return answers
 
-    def _run_loop(self, inbox: OfflineInbox, emit: Emit) -> None:
-        def heard(events: list[Event]) -> None:
-            log_engines(events)
-            emit(events)
-
+    def _send(self, message: Message) -> None:
         try:
-            run(self._scheduler, LiveWorld(self._device, inbox), heard, self._config.scheduler.overlap_depth)
-        # Also KeyboardInterrupt: an interrupted run leaves its requests in the scheduler. The next needs an empty one.
-        except BaseException:
-            self._scheduler.abandon(time.monotonic())
-            raise
+            self._service.send(message)
+        except RequestError as error:
+            raise dead(str(error)) from None
+
+    def _wait_until_ready(self) -> None:
+        try:
+            self._service.wait_until_ready()
+        except EngineDiedError as died:
+            raise self._service.error or died from None
 
 
-def _push_tokens(event: Produced, answers: dict[RequestId, PartialCompletion], inbox: OfflineInbox) -> None:
-    logprobs = dict(event.logprobs)
-    for index, (request_id, token) in enumerate(zip(event.request_ids, event.tokens, strict=True)):
-        answer = answers[request_id]
-        if answer.is_stopped:
-            continue  # the token was made before the abort arrived
-        if answer.push(token, logprobs.get(index)):
-            inbox.abort(request_id)
-
-
-def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if len(params) != count:
-        raise RequestError.bad_field(
-            "params", f"There are {count} prompts but {len(params)} parameters; give one per prompt."
-        )
-    return params
+def _end(service: InProcessService) -> None:
+    """The end of the program waits for the engine's thread; the garbage collector, in whatever thread, must not."""
+    if threading.main_thread().is_alive():
+        service.close()
+    else:
+        service.stop()

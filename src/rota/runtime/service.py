@@ -140,8 +140,9 @@ class EngineService:
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._board = StateBoard()
-        # Guards open requests together with their engine: a request belongs to one engine process only.
-        self._lock = threading.Lock()
+        # Guards open requests together with their engine: a request belongs to one engine process only. The garbage
+        # collector may close a stream of tokens in the middle of that, which sends an abort.
+        self._lock = threading.RLock()
         self._promises = Promises(config.engine_id)
 
     @property

@@ -70,3 +70,7 @@ class Device(Protocol[Ticket]):
     def dismiss(self) -> None:
         """Let other ranks end, if there are any; no plan may follow."""
         return
+
+    def close(self) -> None:
+        """Dismiss other ranks, and end its own threads and processes. A process that ends needs no such call."""
+        self.dismiss()

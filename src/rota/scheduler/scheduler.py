@@ -212,13 +212,6 @@ class Scheduler:
         """No request waits, no request runs, no step is in flight."""
         return not (self._state.sequences or self._steps_in_flight or self._pauses.held)
 
-    def abandon(self, at: float) -> None:
-        """The loop was interrupted: forget the steps in flight and every open request."""
-        self._steps_in_flight.clear()
-        self._standstills.forget()
-        self.apply(AbortAll(at))
-        self._state.outbox.clear()
-
     # ── what happened ────────────────────────────────────────────────────────────────────────────────────────────
 
     def apply(self, message: Message) -> None:

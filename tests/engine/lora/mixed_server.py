@@ -19,8 +19,8 @@ from rota.engine.quantised.maker import MatrixMaker
 from rota.runtime.doorbell import Doorbell
 from rota.runtime.live import LiveWorld
 from rota.runtime.loop import run
-from rota.runtime.offline import OfflineInbox
 from rota.scheduler import Scheduler
+from tests.offline import OfflineInbox
 from tests.scheduler.balance import check_balance
 
 

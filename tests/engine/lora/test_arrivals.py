@@ -19,10 +19,10 @@ from rota.core.plan import StepPlan
 from rota.engine import build
 from rota.engine.lora.host import HostAdapter
 from rota.llm.config import build_device, engine_config
+from rota.runtime.in_process import InProcessService
 from tests.builders import submit
 from tests.engine.lora.adapter_factory import greedy_answer, load_with_peft, make_adapter
 from tests.engine.model_factory import make_tiny_model
-from tests.in_process import InProcessService
 from tests.runtime.services import Listener
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import TIMEOUT_S

@@ -6,7 +6,6 @@ import os
 import signal
 from collections import defaultdict
 from functools import partial
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,10 +16,10 @@ from rota.core.events import AdapterAdded, AdapterRefused, EngineRestarted, Fini
 from rota.core.ids import AdapterId, Slot
 from rota.core.messages import AdapterFailed, AdapterFetched, AdapterReady, Message
 from rota.core.plan import Load, StepPlan
-from rota.runtime.ranks.lead import Agreement, Leader
+from rota.runtime.ranks.lead import Agreement
 from rota.runtime.timeouts import EngineTimeouts
 from tests.builders import add_adapter, submit
-from tests.fakes import FakeDevice, FakeTicket, continuation, outputs
+from tests.fakes import continuation, outputs
 from tests.processes import is_alive
 from tests.runtime.ranks.rank_devices import (
     Refusal,
@@ -186,44 +185,6 @@ def test_a_rank_whose_process_ends_before_it_arrives_is_named():
         pytest.raises(EngineDiedError, match="The process of rank 1 ended with exit code 1"),
     ):
         service.wait_until_ready()
-
-
-# ── a step that only followers made ───────────────────────────────────────────────────────────────────────────────────
-
-
-class Interrupted(FakeDevice):
-    """Ctrl-C comes during its second step."""
-
-    def submit(self, plan: StepPlan) -> FakeTicket:
-        if plan.step_id == 2:
-            raise KeyboardInterrupt
-        return super().submit(plan)
-
-
-class Lines:
-    """A meeting and a listener: followers get every plan, and none is lost."""
-
-    def __init__(self) -> None:
-        self.sent: list[int] = []
-
-    def send_plan(self, plan: StepPlan) -> None:
-        self.sent.append(plan.step_id)
-
-    def check(self, wait_s: float = 0.0) -> None:
-        pass
-
-
-def test_after_a_step_that_the_followers_have_made_alone_the_leader_refuses_the_next():
-    device, lines = Interrupted(), Lines()
-    typed: Any = lines
-    leader = Leader(device, device.capacity, typed, Agreement(range(2)), typed, lambda: None)
-    leader.collect(leader.submit(StepPlan(step_id=1)))
-    with pytest.raises(KeyboardInterrupt):
-        leader.submit(StepPlan(step_id=2))
-
-    with pytest.raises(EngineDiedError, match="start all ranks again"):
-        leader.submit(StepPlan(step_id=3))
-    assert lines.sent == [1, 2]
 
 
 # ── one message of all ranks ──────────────────────────────────────────────────────────────────────────────────────────

@@ -22,13 +22,13 @@ from rota.core.messages import AddAdapter
 from rota.core.request import Request, SamplingParams
 from rota.llm.config import build_device
 from rota.llm.llm import LLM
+from rota.runtime.in_process import InProcessService
 from rota.runtime.service import Service
 from rota.runtime.supervisor import SupervisedService
 from tests.builders import request, submit
 from tests.engine.lora.adapter_factory import make_adapter
 from tests.engine.model_factory import make_tiny_model
 from tests.fakes import outputs
-from tests.in_process import InProcessService
 from tests.processes import is_alive, marked
 from tests.runtime.services import Listener, heard
 from tests.tiny_tokenizer import write_byte_tokenizer

@@ -16,12 +16,12 @@ from rota.core.ids import AdapterId
 from rota.core.messages import AdapterFailed, Inspect, Message, RemoveAdapter
 from rota.core.tenant import Tenant
 from rota.runtime.client import EngineClient
+from rota.runtime.in_process import InProcessService
 from rota.runtime.replicas.router import Router
 from rota.runtime.replicas.service import ReplicatedService
 from rota.runtime.service import BuildDevice, ServicePhase
 from tests.builders import abort, add_adapter, submit
 from tests.fakes import FakeDevice, continuation, endings, folded, no_such_model, outputs
-from tests.in_process import InProcessService
 from tests.runtime.services import LONG, SLOW, Listener, heard
 from tests.server.engines import configs
 from tests.waiting import TIMEOUT_S, until

@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rota.core.errors import ConfigError
+
 # For a rank that reads its weights from a slower disk; one that hangs in a step is ended long before by its supervisor.
 PATIENCE = timedelta(minutes=10)
 LOOPBACK = ("tcp://127.", "tcp://localhost:", "file://")
@@ -82,6 +84,11 @@ def meet(rank: int, size: int, meeting: str) -> None:
     if meeting.startswith(LOOPBACK):
         # Ranks on one machine are not to be reached from others, and need no name for it that resolves.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if dist.is_initialized():
+        raise ConfigError(
+            "This process is in a group of torch.distributed already, for instance of another LLM with "
+            "tensor_parallel_size; close that LLM first, or leave the group."
+        )
     # Under torchrun: or rank 0, too, would look here for the store of torchrun, which is elsewhere.
     os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size, timeout=PATIENCE)

@@ -271,7 +271,6 @@ class Leader(Device[Ticket]):
         self._agreement = agreement
         self._listener = listener
         self._hang_up = hang_up
-        self._is_torn = False
 
     @property
     def capacity(self) -> Capacity:
@@ -296,18 +295,13 @@ class Leader(Device[Ticket]):
 
     def submit(self, plan: StepPlan) -> Ticket:
         self._listener.check()
-        if self._is_torn:
-            raise EngineDiedError("A step was interrupted on rank 0 and not on the others; start all ranks again.")
         plan = self._agreement.order(plan)
-        self._is_torn = True  # Ctrl-C may come between the two
         try:
             self._meeting.send_plan(plan)
-            ticket = self._device.submit(plan)
+            return self._device.submit(plan)
         except Exception:  # whatever it is, it goes on; but a follower that is lost is the better reason
             self._listener.check(_REASON_S)
             raise
-        self._is_torn = False
-        return ticket
 
     def collect(self, ticket: Ticket) -> StepResult:
         try:
@@ -321,6 +315,10 @@ class Leader(Device[Ticket]):
         self._listener.close()
         self._meeting.dismiss()
         self._hang_up()
+
+    def close(self) -> None:
+        self.dismiss()
+        self._device.close()
 
 
 # ── lead ────────────────────────────────────────────────────────────────────────────────────────────────────────────

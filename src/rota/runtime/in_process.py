@@ -1,9 +1,10 @@
-"""An engine in a thread of this process, for tests and benchmarks to which a second process does not matter."""
+"""An engine in a thread of this process, for programs and tests to which a second process does not matter."""
 
 from __future__ import annotations
 
 import math
 import threading
+from contextlib import closing
 
 from rota.core.config import EngineConfig
 from rota.core.messages import Message
@@ -14,13 +15,16 @@ from rota.scheduler import Scheduler
 
 
 class InProcessService(EngineService):
-    """The loop in a thread of this process."""
+    """The loop in a thread of this process. The thread builds the device, and closes it."""
 
-    def __init__(self, build_device: BuildDevice, config: EngineConfig) -> None:
+    def __init__(self, build_device: BuildDevice, config: EngineConfig, end: str = "The engine was stopped.") -> None:
+        """`end` is what is said of a service that was stopped."""
         super().__init__(config)
         self._build_device = build_device
+        self._end = end
         self._inbox = ThreadInbox()
         self._thread: threading.Thread | None = None
+        self.error: Exception | None = None  # that ended it
 
     def start(self, deliver: Deliver) -> None:
         super().start(deliver)
@@ -33,20 +37,24 @@ class InProcessService(EngineService):
             self._promises.note_message(message)
             self._inbox.post(message)
 
-    def stop(self) -> None:
+    def close(self) -> None:
+        """End soon; waits for nothing, because a garbage collector may call it in any thread."""
         self._inbox.close()
+
+    def stop(self) -> None:
+        self.close()
         if self._thread:
             self._thread.join()
 
     def _serve(self) -> None:
+        reason = self._end
         try:
-            device = self._build_device()
-            scheduler = Scheduler.from_config(self._config, device.capacity)
-            self._board.set(ServiceState(phase=ServicePhase.READY, capacity=device.capacity, start=device.stages))
-            run(scheduler, LiveWorld(device, self._inbox), self._on_events, self._config.scheduler.overlap_depth)
-            reason = "The engine was stopped."
+            with closing(self._build_device()) as device:
+                scheduler = Scheduler.from_config(self._config, device.capacity)
+                self._board.set(ServiceState(phase=ServicePhase.READY, capacity=device.capacity, start=device.stages))
+                run(scheduler, LiveWorld(device, self._inbox), self._on_events, self._config.scheduler.overlap_depth)
         except Exception as error:  # the border of a thread: all waiting clients must hear of any failure
-            reason = explain(error)
+            self.error, reason = error, explain(error)
         self._go_down(reason)
 
 
