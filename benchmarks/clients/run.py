@@ -84,16 +84,16 @@ CLIENTS = {
 
 
 def prepare(client: Client, folder: Path) -> Path:
-    """An environment that also sees ours, so that torch and transformers are not installed once more."""
+    """An environment that also sees ours, so that torch is not installed once more; the newest versions of the rest."""
     home = folder / client.package
     if not home.exists():
         venv.create(home, with_pip=True)
         packages = sysconfig.get_path("purelib", vars={"base": str(home), "platbase": str(home)})
         (Path(packages) / "zz_rota.pth").write_text(sysconfig.get_path("purelib"))
-        pip = [str(home / "bin/pip"), "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run(tied([*pip, "--no-deps", client.package]), check=True, timeout=INSTALL_S)
-        # pip warns of all the dependencies that are left out on purpose.
-        subprocess.run(tied([*pip, *client.needs]), check=True, timeout=INSTALL_S, stderr=subprocess.DEVNULL)
+    pip = [str(home / "bin/pip"), "install", "--quiet", "--disable-pip-version-check", "--upgrade"]
+    subprocess.run(tied([*pip, "--no-deps", client.package]), check=True, timeout=INSTALL_S)
+    # pip warns of all the dependencies that are left out on purpose.
+    subprocess.run(tied([*pip, *client.needs]), check=True, timeout=INSTALL_S, stderr=subprocess.DEVNULL)
     return home
 
 

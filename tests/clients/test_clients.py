@@ -1,32 +1,36 @@
-"""Clients of other projects, unchanged, against `rota serve` with the built-in model.
+"""Clients of other projects, unchanged and of their newest versions, against `rota serve` with the built-in model.
 
-Each is a program in `programs`, which runs in an environment of its own and asserts what its client gives it.
+Each is a program in `programs`, which runs in its family's environment and asserts what its client gives it.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from tests.clients.environment import HERE, CannotInstallError, clients_python
+from tests.clients.environment import PROGRAMS, CannotInstallError, interpreter
 from tests.processes import run_program, started
 from tests.waiting import line_of
 
-PROGRAMS = sorted((HERE / "programs").glob("with_*.py"))
 RUN_S = 900.0
 
-pytestmark = pytest.mark.long("an environment of 450 MB is made once, and each client asks a model on a CPU")
+pytestmark = pytest.mark.long("environments of 1.5 GB are made once, and each client asks a model on a CPU")
 
 
 @pytest.fixture(scope="module")
-def python() -> Path:
-    try:
-        return clients_python()
-    except CannotInstallError as error:
-        pytest.skip(f"the clients cannot be installed here: {error}")
+def interpreter_of() -> Callable[[Path], Path]:
+    @cache
+    def made(family: Path) -> Path:
+        try:
+            return interpreter(family)
+        except CannotInstallError as error:
+            pytest.skip(f"the clients cannot be installed here: {error}")
+
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +39,9 @@ def url() -> Iterator[str]:
         yield line_of(server, "Rota serves ").split()[-1]
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
-def test_a_client_works_unchanged(python, url, program):
-    done = run_program([python, program, url], check=False, timeout=RUN_S)
+@pytest.mark.parametrize("program", sorted(PROGRAMS.glob("*/with_*")), ids=lambda path: str(path.relative_to(PROGRAMS)))
+def test_a_client_works_unchanged(interpreter_of, url, program):
+    done = run_program([interpreter_of(program.parent), program, url], check=False, timeout=RUN_S)
 
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
     assert "works" in done.stdout

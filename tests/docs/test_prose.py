@@ -34,8 +34,7 @@ from tests.docs.fences import blocks
 
 ROOT = DOCS.parent
 ELSEWHERE = [*ROOT.glob("*.md"), *(ROOT / "benchmarks").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
-OWN = [page for page in ELSEWHERE if "node_modules" not in page.parts]
-PAGES = sorted([*OWN, *(page for page in DOCS.rglob("*.md") if TEMPLATES not in page.parents)])
+PAGES = sorted([*ELSEWHERE, *(page for page in DOCS.rglob("*.md") if TEMPLATES not in page.parents)])
 
 
 def commands_of(page: Path) -> list[str]:

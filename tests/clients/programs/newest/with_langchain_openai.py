@@ -1,4 +1,4 @@
-"""langchain-openai: bind_tools, three modes of structured output, streams, responses, embeddings."""
+"""langchain-openai: tools, structured output, streams, responses, embeddings, agents, and a fallback for overflow."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ import sys
 import urllib.request
 from typing import Literal
 
+from langchain.agents import create_agent
+from langchain.agents.middleware import ModelCallLimitMiddleware
+from langchain.agents.structured_output import ProviderStrategy
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import HumanMessage, ToolMessage
+from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from pydantic import BaseModel, ConfigDict, Field
@@ -78,6 +83,25 @@ def embeddings() -> None:
     assert len(maker.embed_query("a cat")) > 10
 
 
-for part in (bind_tools, structured, streams, responses, embeddings):
+def agents() -> None:
+    brief = ChatOpenAI(**shared, max_tokens=40, temperature=0)
+    # A small model may call again and again.
+    few_turns = ModelCallLimitMiddleware(run_limit=2, exit_behavior="end")
+    agent = create_agent(brief, tools=[weather], system_prompt="Be brief.", middleware=[few_turns])
+    assert agent.invoke({"messages": [question]})["messages"][-1].type == "ai"
+    typed = create_agent(chat, tools=[], response_format=ProviderStrategy(Verdict), middleware=[few_turns])
+    assert isinstance(typed.invoke({"messages": [question]})["structured_response"], Verdict)
+
+
+def overflow() -> None:
+    """A prompt beyond the context is what LangChain calls an overflow, so that its fallback sends less."""
+    newer = ChatOpenAI(**shared, max_tokens=20, use_responses_api=True)
+    for asked in (chat.bind(max_tokens=20), newer):
+        shorter = RunnableLambda(lambda messages: messages[-1:]) | asked
+        careful = asked.with_fallbacks([shorter], exceptions_to_handle=(ContextOverflowError,))
+        assert careful.invoke([HumanMessage("rain " * 20_000), question]).text
+
+
+for part in (bind_tools, structured, streams, responses, embeddings, agents, overflow):
     part()
     print(f"{part.__name__}: works", flush=True)
