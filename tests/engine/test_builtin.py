@@ -155,6 +155,13 @@ def test_what_a_killed_process_left_behind_is_not_taken_for_the_model(tiny_sourc
     assert {path.name for path in folder.iterdir()} == FILES
 
 
+def test_other_users_of_the_machine_can_read_its_files(tiny_source: Path, tmp_path: Path):
+    """One of the libraries that write them makes files that only their owner can read."""
+    unpack_once(tiny_source, tmp_path / "tiny", quiet=True)
+
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "tiny").iterdir()} == {0o644}
+
+
 def test_it_is_unpacked_only_once(tiny_source: Path, tmp_path: Path):
     unpack_once(tiny_source, tmp_path / "tiny", quiet=True)
     tiny_source.unlink()

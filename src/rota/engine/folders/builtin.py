@@ -140,7 +140,8 @@ def unpack_once(source: Path, folder: Path, quiet: bool) -> None:
 
 
 def _move(unfinished: Path, folder: Path) -> None:
-    unfinished.chmod(0o755)  # temporary folders are private, and a cache may be shared
+    for path in (unfinished, *unfinished.iterdir()):  # what is temporary is private, and a cache may be shared
+        path.chmod(0o755 if path == unfinished else 0o644)
     with _alone_in(folder.parent):
         if not damage_of(folder):  # another process was first, with the same content
             return
