@@ -1,9 +1,10 @@
-"""Writes every generated page: `python -m docs.generate`."""
+"""Writes every generated page, and the manifests for Kubernetes: `python -m docs.generate`."""
 
 from __future__ import annotations
 
 from docs.generate.figures import SHOWN_IN, with_figures
 from docs.generate.pages import DOCS, PAGES, page
+from examples.kubernetes import manifests
 
 for name in PAGES:
     (DOCS / name).write_text(page(name), "utf-8")
@@ -11,3 +12,6 @@ for name in PAGES:
 for path in SHOWN_IN:
     path.write_text(with_figures(path.read_text("utf-8")), "utf-8")
     print(path.relative_to(DOCS.parent))
+
+manifests.write()
+print("examples/kubernetes")

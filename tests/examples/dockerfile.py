@@ -13,7 +13,7 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,8 +22,9 @@ from tests.processes import Command, Done, Program, run_program, started
 
 # Variables of Docker's own image of Python.
 _BASE_ENV = {"PATH": "/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin"}
-# Programs that this machine may have and the base image has not.
-_ABSENT = ("*gcc*", "*g++*", "cc", "c++", "c89*", "c99*", "clang*", "tcc", "ld", "ld.*", "as", "make", "file", "git")
+# Programs that this machine may have and the base image has not, and those that a step of the Dockerfile installs.
+_ABSENT = ("file", "git", "make", "curl")
+_COMPILERS = ("*gcc*", "*g++*", "cc", "c++", "c89*", "c99*", "clang*", "tcc", "ld", "ld.*", "as")
 # Where lists and plain words of an instruction go.
 _FIELDS = {
     "ENTRYPOINT": "entrypoint",
@@ -115,22 +116,24 @@ class Workshop:
             _make_base(made)
         else:
             run_program(["cp", "--archive", "--link", self.files(base.name), made])
+        absent: Sequence[str] = _ABSENT + _COMPILERS
         for word, rest, known in self.stages[name].steps:
+            absent = _ABSENT if re.search("apt-get install .*gcc", rest) else absent
             if word == "COPY":
                 self._copy(made, rest)
             else:
-                self._run(made, rest, known)
+                self._run(made, rest, known, absent)
         (made / "tmp").mkdir(mode=0o1777, exist_ok=True)
         return made
 
-    def _run(self, made: Path, line: str, known: dict[str, str]) -> None:
+    def _run(self, made: Path, line: str, known: dict[str, str], absent: Sequence[str]) -> None:
         if other := next((act for beginning, act in self.instead.items() if line.startswith(beginning)), None):
             return other(made)
         of_pip = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
         env = known | of_pip | {"HOME": "/tmp", "PIP_NO_CACHE_DIR": "1"}
         shown = _sources()
         mounts = [word for path in shown for word in ("--ro-bind", path, path)]
-        run_program([*_inside(made, "--bind", env), "--tmpfs", "/tmp", *mounts, "sh", "-c", line])
+        run_program([*_inside(made, "--bind", env, absent), "--tmpfs", "/tmp", *mounts, "sh", "-c", line])
         for place in (made / path[1:] for path in shown):  # where they were shown, something empty is left
             place.unlink(missing_ok=True) if place.is_file() else None
             for folder in (place, *place.parents):
@@ -165,15 +168,15 @@ def _make_base(made: Path) -> None:
     run_program([*_inside(made, "--bind", _BASE_ENV), "--tmpfs", "/tmp", "ldconfig"])
 
 
-def _inside(made: Path, bind: str, env: dict[str, str]) -> list[str]:
+def _inside(made: Path, bind: str, env: dict[str, str], absent: Sequence[str] = _ABSENT + _COMPILERS) -> list[str]:
     """What begins a command that runs in a root folder, in namespaces of its own but for the network."""
     words = ["bwrap", "--die-with-parent", "--unshare-ipc", "--unshare-pid", "--unshare-uts", bind, str(made), "/"]
     for folder in ("/usr", "/bin", "/sbin", "/lib", "/lib64"):
         if Path(folder).exists():
             words += ["--ro-bind", str(Path(folder).resolve()), folder]
     words += ["--ro-bind", sys.base_prefix, "/usr/local"]
-    absent = {path.resolve().name for pattern in _ABSENT for path in Path("/usr/bin").glob(pattern)}
-    for path in (Path(folder) / name for folder in ("/usr/bin", "/bin") for name in absent):
+    hidden = {path.resolve().name for pattern in absent for path in Path("/usr/bin").glob(pattern)}
+    for path in (Path(folder) / name for folder in ("/usr/bin", "/bin") for name in sorted(hidden)):
         words += ["--ro-bind", "/dev/null", str(path)] if path.is_file() else []
     words += ["--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/dev/shm", "--clearenv"]
     return words + [word for name, value in env.items() for word in ("--setenv", name, value)]
@@ -199,7 +202,9 @@ class Container:
         """Run a program of the container in it, as `docker exec` does."""
         pairs = [f"{name}={value}" for name, value in self.env.items()]
         enter = ["nsenter", f"--target={self.pid}", "--mount", "--net", "--ipc", "--pid"]
-        return run_program([*enter, "env", "--ignore-environment", *pairs, *as_user(self.image.user), *command], check=False)
+        return run_program(
+            [*enter, "env", "--ignore-environment", *pairs, *as_user(self.image.user), *command], check=False
+        )
 
     def writable(self) -> set[str]:
         """Where anything but devices and the kernel's own files can be written."""
@@ -217,7 +222,7 @@ class Container:
 
 
 def as_user(user: str) -> list[str]:
-    """A command begins so that runs with this user's rights, and can gain no others."""
+    """A command that begins so runs with this user's rights, and can gain no others."""
     uid, gid = user.split(":")
     dropped = ["--no-new-privs", "--bounding-set=-all", "--inh-caps=-all"]
     return ["setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups", *dropped]
@@ -231,7 +236,7 @@ def running(
     mounts: dict[str, tuple[Path, bool]],
     env: dict[str, str] | None = None,
 ) -> Iterator[Container]:
-    """A container with a read-only root and a network of its own; `mounts` says what lies where, and if it is writable."""
+    """A container with a read-only root and no network; `mounts` says what lies where, and if it is writable."""
     env = image.env | (env or {})
     words = [*_inside(files, "--ro-bind", env), "--unshare-net", "--as-pid-1", "--chdir", image.folder]
     for path, (source, is_writable) in mounts.items():

@@ -1,7 +1,9 @@
-"""The manifests fit the schemas of their kinds, and one another; no cluster is asked."""
+"""The manifests fit the schemas of their kinds, one another, their values and the image; no cluster is asked."""
 
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
@@ -9,8 +11,11 @@ import pytest
 import yaml
 
 from docs.generate.pages import DOCS
+from examples.kubernetes.manifests import VALUES, manifests
 from rota.commands.serve import SERVE_CONFIGS
 from rota.core.options import options_of
+from rota.core.version import __version__
+from tests.examples.dockerfile import images
 
 FOLDER = DOCS.parent / "examples/kubernetes"
 MANIFESTS = {path.stem: yaml.safe_load(path.read_text("utf-8")) for path in sorted(FOLDER.glob("*.yaml"))}
@@ -90,6 +95,48 @@ def test_a_custom_resource_has_the_fields_of_its_reference(name):
 
     assert manifest["metadata"]["name"] == "rota"
     assert faults(manifest["spec"], CUSTOM[manifest["apiVersion"], manifest["kind"]]) == []
+
+
+def test_the_manifests_are_what_the_values_and_the_version_make():
+    written = {path.name: path.read_text("utf-8") for path in FOLDER.glob("*.yaml")}
+
+    assert written == manifests(), "the manifests are not current: `make docs` writes them anew"
+    assert container()["image"].endswith(f":{__version__}")
+
+
+@pytest.mark.parametrize("name", tomllib.loads(VALUES.read_text("utf-8")))
+def test_a_value_shows_in_the_manifests(tmp_path, name):
+    """A name that no template reads would be a promise."""
+    lines = VALUES.read_text("utf-8").splitlines()
+    (old,) = [line for line in lines if line.startswith(f"{name} = ")]
+    new = f'{name} = "other"' if old.endswith('"') else f"{name} = 77"
+    values = tmp_path / "values.toml"
+    values.write_text("\n".join(new if line == old else line for line in lines))
+
+    assert manifests(values) != manifests()
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+def test_a_pod_has_the_user_the_variables_and_the_volume_of_its_image(target):
+    image = images((DOCS.parent / "Dockerfile").read_text("utf-8"))[target]
+    pod = MANIFESTS["deployment"]["spec"]["template"]["spec"]
+    user = pod["securityContext"]
+    written = {name: value for name, value in image.env.items() if value.startswith("/scratch")}
+    writable = [mount["mountPath"] for mount in container()["volumeMounts"] if not mount.get("readOnly")]
+
+    assert f"{user['runAsUser']}:{user['runAsGroup']}" == f"{user['runAsUser']}:{user['fsGroup']}" == image.user
+    assert {variable["name"]: variable["value"] for variable in container()["env"]} == written
+    assert writable == image.volumes
+    assert container()["securityContext"]["readOnlyRootFilesystem"]
+
+
+def test_what_a_pod_is_told_to_read_lies_in_one_of_its_volumes():
+    mounts = [Path(mount["mountPath"]) for mount in container()["volumeMounts"]]
+    words = (argument.rpartition("=")[2] for argument in container()["args"])
+    paths = [Path(word) for word in words if word.startswith("/")]
+
+    assert len(paths) == 3
+    assert [path for path in paths if not any(path.is_relative_to(mount) for mount in mounts)] == []
 
 
 def test_the_flags_of_the_pods_are_flags_of_rota_serve():
