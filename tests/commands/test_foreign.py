@@ -24,12 +24,16 @@ FORMER = {"--disable-log-requests"}
 # ── the table ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.fixture(scope="module")
+def ours() -> set[str]:
+    return {name for one in all_commands()["serve"].params for name in (*one.opts, *one.secondary_opts)}
+
+
 @pytest.mark.parametrize("flag", FOREIGN_FLAGS, ids=lambda flag: flag.names[0])
-def test_a_row_has_flags_of_theirs_and_one_of_ours(flag: ForeignFlag):
+def test_a_row_has_flags_of_theirs_and_one_of_ours(flag: ForeignFlag, ours):
     for names, known in ((flag.vllm, VLLM["flags"]), (flag.sglang, SGLANG["flags"])):
         theirs = {SHORTENED.get(name, name) for name in names.split()} - FORMER
         assert {name if name in known else name.replace("--no-", "--") for name in theirs} <= known
-    ours = {name for one in all_commands()["serve"].params for name in (*one.opts, *one.secondary_opts)}
     assert not flag.ours or flag.ours.split()[0] in ours
 
 
