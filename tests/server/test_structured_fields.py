@@ -46,6 +46,7 @@ OF_OPENAI: list[tuple[dict[str, Any], Grammar | None, str]] = [
     *OF_SGLANG,
     ({"response_format": {"type": "text"}}, None, ""),
     ({"response_format": {"type": "json_object"}}, OBJECT, "response_format"),
+    ({"response_format": {"type": "json_object", "value": SCHEMA}}, JSON, "response_format.value"),
     (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}},
         JSON,

@@ -28,6 +28,8 @@ class ResponseFormat(Fields):
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: NamedSchema | None = None
+    # A schema as Hugging Face's client and server have it.
+    value: JsonOrText = None
     structures: list[Any] | None = None
     triggers: list[Any] | None = None
     format: Any = None
@@ -35,6 +37,8 @@ class ResponseFormat(Fields):
     def asked_forms(self, where: str) -> Forms:
         """What it says about the answer's form."""
         match self.type:
+            case "json_object" if self.value is not None:
+                return {f"{where}.value": ("json_schema", self.value)}
             case "json_object":
                 return {where: ("json_object", True)}
             case "json_schema":
