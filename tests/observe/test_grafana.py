@@ -3,55 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import promql_parser as promql
 import pytest
 
-from rota.observe.metric import Metric
 from rota.observe.metric_table import METRICS
+from tests.observe.promql import labels_of, nodes, parsed, series
 
 FILE = Path(__file__).parents[2] / "docs/grafana/rota-dashboard.json"
 DASHBOARD = json.loads(FILE.read_text("utf-8"))
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 QUERIES = [(panel["title"], target["expr"]) for panel in PANELS for target in panel["targets"]]
 VARIABLES = {variable["name"] for variable in DASHBOARD["templating"]["list"]}
-# Every series carries it: Prometheus adds where it scraped.
-SCRAPED_FROM = "instance"
-
-
-def series() -> dict[str, Metric]:
-    """Every name that a query may use."""
-    found = {}
-    for metric in METRICS:
-        endings = ("_bucket", "_sum", "_count") if metric.kind == "histogram" else ("",)
-        found |= {metric.name + ending: metric for ending in endings}
-    return found
-
-
-def parsed(query: str) -> Any:
-    return promql.parse(query.replace("$__rate_interval", "5m"))
-
-
-def nodes(node: Any) -> Iterator[Any]:
-    yield node
-    match node:
-        case promql.Call():
-            inner = node.args
-        case promql.BinaryExpr():
-            inner = [node.lhs, node.rhs]
-        case promql.AggregateExpr() | promql.ParenExpr():
-            inner = [node.expr]
-        case promql.MatrixSelector():
-            inner = [node.vector_selector]
-        case promql.VectorSelector() | promql.NumberLiteral():
-            inner = []
-        case _:
-            raise AssertionError(f"no test looks into {type(node)}")
-    for one in inner:
-        yield from nodes(one)
 
 
 @pytest.mark.parametrize("query", [query for _, query in QUERIES], ids=[title for title, _ in QUERIES])
@@ -63,7 +27,7 @@ def test_a_query_uses_names_and_labels_that_exist_and_rates_only_what_counts(que
     known: set[str] = set()
     for selector in selectors:
         metric = series()[selector.name]
-        labels = {SCRAPED_FROM, *metric.labels} | ({"le"} if metric.kind == "histogram" else set())
+        labels = labels_of(metric)
         known |= labels
         assert {matcher.name for matcher in selector.matchers.matchers} <= labels
     for node in tree:
@@ -73,6 +37,13 @@ def test_a_query_uses_names_and_labels_that_exist_and_rates_only_what_counts(que
             assert series()[node.args[0].vector_selector.name].kind != "gauge"
         if isinstance(node, promql.Call) and node.func.name == "histogram_quantile":
             assert "le" in node.args[1].modifier.labels
+
+
+def test_what_is_told_of_keys_is_told_of_the_chosen_ones():
+    of_keys = [query for _, query in QUERIES if "rota_key_" in query]
+
+    assert of_keys
+    assert all(query.count("rota_key_") == query.count('key=~"$key"') for query in of_keys)
 
 
 def test_every_metric_is_on_the_dashboard():
@@ -108,10 +79,10 @@ def test_a_dashboard_has_what_grafana_needs_to_load_it():
 
 
 def test_variables_that_queries_use_are_defined_and_ask_for_what_exists():
-    used = {word for word in ("instance", "adapter") for _, query in QUERIES if f"${word}" in query}
+    used = {word for word in ("instance", "adapter", "key") for _, query in QUERIES if f"${word}" in query}
     asked = [variable["definition"] for variable in DASHBOARD["templating"]["list"] if variable["type"] == "query"]
 
-    assert used <= VARIABLES
+    assert used == VARIABLES - {"datasource"}
     assert "datasource" in VARIABLES
     for definition in asked:
         name = definition.removeprefix("label_values(").partition(",")[0].partition("{")[0]
