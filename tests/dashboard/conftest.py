@@ -6,9 +6,11 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.dashboard.looking import WAIT_MS
 from tests.dashboard.stage import Stage, stage
 
 ARGUMENTS = (
@@ -41,3 +43,25 @@ def browser() -> Iterator[object]:
 def on_stage(tmp_path: Path) -> Iterator[Callable[..., Stage]]:
     with ExitStack() as stack:
         yield lambda **given: stack.enter_context(stage(tmp_path, **given))
+
+
+@pytest.fixture
+def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
+    """Opens pages and, at the end, wants no error on any console and no request to another origin."""
+    errors: list[str] = []
+    strangers: list[str] = []
+    with ExitStack() as stack:
+
+        def open_page(url: str, **options: object) -> Any:
+            page = stack.enter_context(browser.new_page(**options))
+            page.set_default_timeout(WAIT_MS)
+            origin = "/".join(url.split("/")[:3])
+            page.on("pageerror", lambda error: errors.append(str(error)))
+            page.on("console", lambda said: errors.extend([said.text] if said.type in ("error", "warning") else []))
+            page.on("request", lambda asked: strangers.extend([] if asked.url.startswith(origin) else [asked.url]))
+            page.goto(url)
+            return page
+
+        yield open_page
+    assert errors == []
+    assert strangers == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from rota.core.adapter import Adapter
 from rota.core.capacity import Capacity
 from rota.core.config import EngineConfig
 from rota.core.lora_paths import LoraPath
+from rota.core.messages import AdapterFetched, Message
 from rota.core.policy_config import PolicyConfig
 from rota.dashboard.feed import Feed
 from rota.dashboard.routes import Viewers, connect, keep_history, routes_of
@@ -56,6 +57,14 @@ class Stage:
             self.ask(name, tokens)
 
 
+class RankedDevice(FakeDevice):
+    """Its adapters have ranks."""
+
+    def fetch(self, adapter: Adapter) -> Message:
+        fetched = super().fetch(adapter)
+        return replace(fetched, rank=8 << adapter.adapter_id % 3) if isinstance(fetched, AdapterFetched) else fetched
+
+
 def roomy(rows: int = 24, slots: int = 2) -> Capacity:
     """Room for answers of LONG tokens, which nobody reads to their end."""
     return capacity(rows=rows, blocks=rows * LONG // 16, slots=slots, max_sequence_tokens=2 * LONG)
@@ -72,10 +81,11 @@ def stage(
     names: tuple[str, ...] = NAMES,
     replicas: int = 1,
     next_token: NextToken = alphabet,
+    model: str = "letters",
 ) -> Iterator[Stage]:
     """Six adapters on two slots, steps of a few milliseconds."""
-    device = FakeDevice(room or roomy(), step_s=step_s, next_token=next_token)
-    registry = Registry("letters", str(folder))
+    device = RankedDevice(room or roomy(), step_s=step_s, next_token=next_token)
+    registry = Registry(model, str(folder))
     adapters: list[Adapter] = [registry.add(LoraPath(name=name, path=f"adapters/{name}")) for name in names]
     inner = engines(lambda: device, EngineConfig(policy=policy or PolicyConfig()), replicas)
     service = EngineClient(inner, adapters)

@@ -450,7 +450,7 @@ def test_an_open_request_says_why_it_waits_in_the_words_of_its_engine(feed):
 
     said = Explained(request_id=RequestId("mine#1"), at=1.0, state=Whereabouts.WAITING, reason="no row is free")
     feed.observe([replace(said, position=2)])
-    assert frame_of(feed, 1.2).requests[0].reason == "no row is free; 2 of its adapter go first"
+    assert frame_of(feed, 1.2).requests[0].reason == "no row is free; 2 of the same adapter before it"
 
 
 def test_of_very_many_open_requests_those_that_waited_longest_are_shown(feed):

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
 import pytest
-from playwright.sync_api import expect
 
 from rota.core.errors import EngineDiedError
 from rota.core.policy_config import PolicyConfig
@@ -17,41 +15,14 @@ from rota.server.access.keys import Key
 from rota.sim.cost import read_cost
 from rota.sim.run import Simulation, adapter_name
 from rota.workload.scenario import Client, Scenario
+from tests.dashboard.looking import WAIT_MS, wait_for_text
 from tests.dashboard.stage import breaks_at_forty, roomy
 from tests.runtime.services import LONG
-from tests.waiting import TIMEOUT_S, until
-
-WAIT_MS = 1000 * TIMEOUT_S
-
-
-@pytest.fixture
-def open_page(browser):
-    """Opens pages and, at the end, wants no error on any console and no request to another origin."""
-    errors: list[str] = []
-    strangers: list[str] = []
-    with ExitStack() as stack:
-
-        def open_page(url: str, **options: object):
-            page = stack.enter_context(browser.new_page(**options))
-            page.set_default_timeout(WAIT_MS)
-            origin = "/".join(url.split("/")[:3])
-            page.on("pageerror", lambda error: errors.append(str(error)))
-            page.on("console", lambda said: said.type in ("error", "warning") and errors.append(said.text))
-            page.on("request", lambda asked: asked.url.startswith(origin) or strangers.append(asked.url))
-            page.goto(url)
-            return page
-
-        yield open_page
-    assert errors == []
-    assert strangers == []
+from tests.waiting import until
 
 
 def figure(page, name: str) -> str:
     return page.locator(f'[data-figure="{name}"] .value').inner_text()
-
-
-def wait_for_text(page, selector: str, pattern: str) -> None:
-    expect(page.locator(selector).first).to_have_text(re.compile(pattern), timeout=WAIT_MS)
 
 
 def colours_in(page, slot: int) -> int:
@@ -192,7 +163,7 @@ def test_versions_and_the_split_of_their_traffic_are_shown(on_stage, open_page):
     wait_for_text(page, '#traffic [data-key="pirate pirate@2"]', "^pirate@225 %1$")
     wait_for_text(page, '[data-adapter="1"] .name', "^pirate$")
     wait_for_text(page, '[data-adapter="2"] .name', "^pirate@2$")
-    wait_for_text(page, '[data-adapter="2"] .where', "slot [12]|host memory")
+    wait_for_text(page, '[data-adapter="2"] .where', "slot [12]|in memory")
     assert page.locator('[data-adapter="2"] .unload').count() == 0, "a version goes with its name"
 
 

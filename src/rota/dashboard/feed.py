@@ -410,7 +410,7 @@ class Feed:
             return ""
         if not self._inspected or said is None or said.state is not state:
             return self._why(request.sharers[0])
-        before = f"{said.position} of its adapter go first" if said.position else ""
+        before = f"{said.position} of the same adapter before it" if said.position else ""
         return "; ".join(filter(None, [said.outlook or said.reason, before]))
 
     def _engine_frame(self, engine: ServiceState, span: Span) -> EngineFrame:

@@ -13,7 +13,7 @@ from rota.core.ids import BASE, FIRST_ENGINE, AdapterId, EngineId, RequestId
 
 MOST_OPEN = 100_000
 # Of so many that came first, so many are shown: frames are made four times a second.
-MOST_LOOKED_AT, MOST_SHOWN = 2000, 40
+MOST_LOOKED_AT, MOST_SHOWN = 2000, 20
 # By engine, adapter and tenant: whether requests were admitted.
 Held = tuple[EngineId, AdapterId, str, bool]
 Ready = Container[tuple[EngineId, AdapterId]]

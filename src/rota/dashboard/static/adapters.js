@@ -1,6 +1,6 @@
 // The table of adapters shows each adapter's requests and why they wait, and may load and unload adapters.
 
-import { colour } from "./colours.js";
+import { colour, theme } from "./colours.js";
 import { find, make, write } from "./dom.js";
 import { count, isOn, pair, seconds } from "./format.js";
 import { post } from "./live.js";
@@ -22,7 +22,7 @@ const VALUES = {
   loads: (row) => row.loads,
   rank: (row) => row.rank || null,
 };
-const PLACES = { host: "host memory", reading: "being read", disk: "on disk", source: "at its source" };
+const PLACES = { host: "in memory", reading: "being read", disk: "on disk", source: "at its source" };
 const CONFIRM_MS = 4000;
 const FEW = 8; // idle adapters are shown like all others
 
@@ -71,9 +71,20 @@ export class Adapters {
     write(find("fold"), isFolded ? `Show ${count(idle.length)} idle adapters` : `Fold ${count(idle.length)} idle adapters`);
     const shown = this.order.of(isFolded ? found.filter((row) => !isIdle(row)) : found);
     const most = Math.max(1, ...shown.map(sum));
-    this.rows.show(shown.map((row) => [row.id, textsOf(row, frame)]));
-    for (const row of shown) this.decorate(this.rows.rowOf(row.id), row, frame, most);
+    const around = `${most} ${theme.isDark} ${frame.may_load} ${frame.phase}`;
+    const isNew = new Set(shown.filter((row) => this.isNew(row, around)));
+    this.rows.show(shown.map((row) => [row.id, isNew.has(row) ? textsOf(row, frame) : null]));
+    for (const row of isNew) this.decorate(this.rows.rowOf(row.id), row, frame, most);
     this.note(frame, found.length, sought);
+  }
+
+  /** Of hundreds of rows few change from frame to frame, and those that did not are the same objects. */
+  isNew(one, around) {
+    const row = this.rows.rowOf(one.id);
+    const is = `${one.whereabouts} ${around}`;
+    if (row.one === one && row.is === is && one.oldest_at === null) return false;
+    Object.assign(row, { one, is });
+    return true;
   }
 
   note(frame, found, sought) {

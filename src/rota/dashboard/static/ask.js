@@ -38,7 +38,7 @@ export class Ask {
     }
     // Until its first token, an answer says what it waits for.
     for (const pane of this.panes) {
-      const row = pane.isWaiting && frame.requests.find((one) => one.name === pane.id);
+      const row = pane.isWaiting && frame.requests.find((one) => one.name.endsWith(pane.id));
       if (row) write(pane.figures, row.reason ? `waits: ${row.reason}` : row.state);
     }
   }
@@ -55,7 +55,7 @@ export class Ask {
     find("ask-stop").hidden = false;
     const route = plain.checked ? "v1/completions" : "v1/chat/completions";
     Promise.all(this.panes.map((pane) => this.follow(pane, route, { ...body, ...text, model: pane.name }))).then(() => {
-      find("ask-stop").hidden = this.panes.some((pane) => pane.isOpen);
+      find("ask-stop").hidden = !this.panes.some((pane) => pane.isOpen);
     });
   }
 

@@ -12,7 +12,7 @@ const AHEAD_S = 8;
 // Points of the charts of an hour, as the server makes them.
 const HOUR_S = 3600;
 const HOUR_BINS = 15;
-const MOST_SHOWN = 40;
+const MOST_SHOWN = 20;
 const ORDER = ["waiting", "parked", "running"];
 
 /** The index of the last item with at(item) <= moment, or -1. */

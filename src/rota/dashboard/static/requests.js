@@ -37,6 +37,7 @@ export class Requests {
       tokens: row.tokens === null ? "–" : count(row.tokens),
       why: row.reason,
     }]));
+    for (const row of rows) this.rows.rowOf(row.id).name.title = row.name;
     const more = frame.unlisted_requests;
     write(find("requests-note"), rows.length ? `${count(rows.length + more)} open${more ? ` · the ${count(rows.length)} that waited longest` : ""}` : "no request is open");
   }

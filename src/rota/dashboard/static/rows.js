@@ -10,7 +10,7 @@ export class Rows {
     Object.assign(this, { body, cells, rows: new Map() });
   }
 
-  /** Pairs of a key and the texts by column, in order. */
+  /** Pairs of a key and the texts by column, in order. A row without texts stays as it is. */
   show(pairs) {
     const wanted = new Set(pairs.map(([key]) => key));
     for (const [key, row] of this.rows) {
@@ -21,7 +21,7 @@ export class Rows {
     let next = this.body.firstElementChild;
     for (const [key, texts] of pairs) {
       const row = this.rowOf(key);
-      for (const name of Object.keys(texts)) write(row[name], texts[name]);
+      for (const name of Object.keys(texts ?? {})) write(row[name], texts[name]);
       if (row.element === next) next = next.nextElementSibling;
       else this.body.insertBefore(row.element, next);
     }

@@ -22,6 +22,9 @@ export class Strip {
       button.addEventListener("click", () => this.look(Number(button.dataset.window)));
     }
     this.look(this.window);
+    // A strip that is out of sight costs nothing: below it there may be hundreds of rows.
+    this.isSeen = true;
+    new IntersectionObserver(([entry]) => (this.isSeen = entry.isIntersecting)).observe(find("lanes"));
   }
 
   look(window) {
@@ -103,7 +106,7 @@ export class Strip {
 
   draw(now) {
     this.now = now;
-    for (const lane of this.lanes) this.drawLane(lane);
+    if (this.isSeen) for (const lane of this.lanes) this.drawLane(lane);
   }
 
   drawLane(lane) {
