@@ -16,7 +16,7 @@ SCRAPED_FROM = "instance"
 
 def series() -> dict[str, Metric]:
     """Every name that a query may use."""
-    found = {}
+    found: dict[str, Metric] = {}
     for metric in METRICS:
         endings = ("_bucket", "_sum", "_count") if metric.kind == "histogram" else ("",)
         found |= {metric.name + ending: metric for ending in endings}

@@ -54,20 +54,16 @@ class AdapterWhereabouts:
 
     def __init__(self) -> None:
         self._states: dict[AdapterId, dict[EngineId, HostState]] = {}
-        self._ranks: dict[AdapterId, int] = {}
+        self.ranks: dict[AdapterId, int] = {}  # as first reads found them
 
     def hear(self, event: HostChanged | AdapterRemoved) -> None:
         if isinstance(event, AdapterRemoved):
             self._states.pop(event.adapter_id, None)
-            self._ranks.pop(event.adapter_id, None)
+            self.ranks.pop(event.adapter_id, None)
             return
         self._states.setdefault(event.adapter_id, {})[event.engine_id] = event.state
         if event.rank:
-            self._ranks[event.adapter_id] = event.rank
-
-    def rank_of(self, adapter: AdapterId) -> int:
-        """What the first read found; 0 before it."""
-        return self._ranks.get(adapter, 0)
+            self.ranks[event.adapter_id] = event.rank
 
     def clear(self, engine: EngineId) -> None:
         """An engine is down, and its memory with it."""
@@ -370,7 +366,7 @@ class Feed:
             version=adapter.version if adapter else 1,
             is_current=not is_former,
             place=self._whereabouts.of(adapter) if adapter else "",
-            rank=self._whereabouts.rank_of(id),
+            rank=self._whereabouts.ranks.get(id, 0),
             loads=figures.loads,
             waiting=counts[Whereabouts.WAITING],
             running=counts[Whereabouts.RUNNING],
