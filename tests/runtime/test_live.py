@@ -15,7 +15,8 @@ from rota.core.config import SchedulerConfig
 from rota.core.errors import StuckError
 from rota.core.events import Event, Finished, FinishReason
 from rota.core.grammar import Grammar
-from rota.core.messages import AbortAll, Message
+from rota.core.ids import AdapterId
+from rota.core.messages import AbortAll, Message, RemoveAdapter
 from rota.runtime.in_process import ThreadInbox
 from rota.runtime.live import AdapterChecks, LiveWorld, Preparation
 from rota.runtime.loop import run
@@ -206,6 +207,18 @@ def test_only_requests_whose_grammar_is_not_ready_wait(slow):
     assert slow.preparation.sift([held, *others]) == others
     assert slow.ready() == [held]
     assert slow.ready() == []
+
+
+def test_an_adapter_leaves_after_a_request_that_came_before_and_still_waits_for_its_grammar(slow):
+    held, other = (submit(id, grammar=GRAMMAR, adapter=AdapterId(1)) for id in ("held", "other"))
+    removals = [RemoveAdapter(adapter_id=AdapterId(number), at=0.0) for number in (1, 2)]
+
+    assert slow.preparation.sift([held, other, *removals]) == [removals[1]]
+    assert slow.preparation.sift([abort("other")]) == [other, abort("other")]
+    assert slow.ready() == [held, removals[0]]
+    assert slow.preparation.sift([held, removals[0], AbortAll(1.0)]) == [held, removals[0], AbortAll(1.0)]
+    forced = RemoveAdapter(adapter_id=AdapterId(1), at=0.0, is_forced=True)
+    assert slow.preparation.sift([held, forced]) == [forced]
 
 
 def test_a_request_whose_client_leaves_is_heard_before_its_abort_and_never_again(slow):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from rota.core.errors import RequestError
-from rota.core.request import SamplingParams
+from rota.core.errors import ConfigError, RequestError
+from rota.core.request import Pooling, SamplingParams
 from rota.text.chat import ChatMessage
+from rota.text.vectors import Pairs, pairs_of
 
 Prompt = str | Sequence[int]
 Conversation = Sequence[ChatMessage]
@@ -23,8 +25,17 @@ class Asked:
     prompts: list[tuple[int, ...]]
     samplings: list[SamplingParams]
     adapters: list[str | None]
-    is_continuation: bool
-    n: int
+    is_continuation: bool = True
+    n: int = 1
+    pooling: Pooling | None = None
+
+
+def check_paths(model: Any, adapters: Any) -> None:
+    if not isinstance(model, str | Path | None):
+        raise ConfigError(f"model must be a name or a folder, not {model!r}.")
+    paths = {} if adapters is None else adapters
+    if not isinstance(paths, Mapping) or not all(isinstance(one, str | Path) for one in [*paths, *paths.values()]):
+        raise ConfigError(f"adapters must be a dict of names and folders, not {adapters!r}.")
 
 
 def listed_prompts(prompts: Any) -> list[Prompt]:
@@ -61,6 +72,15 @@ def listed_conversations(messages: Any) -> list[Conversation]:
             if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
                 raise _wrong("messages", form, message)
     return conversations
+
+
+def paired(text_1: Any, text_2: Any) -> tuple[list[str], Pairs]:
+    """All texts, and which of them go together."""
+    first, second = ([one] if isinstance(one, str) else one for one in (text_1, text_2))
+    for param, texts in (("text_1", first), ("text_2", second)):
+        if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+            raise _wrong(param, "a text or a list of texts", texts)
+    return [*first, *second], pairs_of(len(first), len(second))
 
 
 def each_params(params: Any, count: int) -> list[SamplingParams]:

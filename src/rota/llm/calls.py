@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -28,6 +28,7 @@ from rota.core.plan import TokenLogprobs
 from rota.core.request import Request
 from rota.observe.request_log import log_engines
 from rota.text.stream import TextStream
+from rota.text.vectors import normalised
 
 CLOSED = "This LLM is closed; make another one."
 
@@ -102,6 +103,12 @@ class PartialCompletion:
         piece = Piece(self.text[characters:], tuple(self.tokens[tokens:]), self.finish_reason())
         return piece if piece.text or piece.finish_reason else None
 
+    def vector(self) -> list[float]:
+        """Of a request with pooling."""
+        assert self.ending is not None, "a call waits for the end of each request"
+        assert self.ending.embedding is not None
+        return normalised(self.ending.embedding)
+
     def completion(self) -> Completion:
         reason = self.finish_reason()
         assert self.ending is not None, "a call waits for the end of each request"
@@ -155,7 +162,7 @@ class OpenCall:
 
     def __init__(
         self,
-        answers: Sequence[PartialCompletion],
+        answers: list[PartialCompletion],
         per_prompt: int,
         bell: Bell,
         send: Callable[[Message], None],

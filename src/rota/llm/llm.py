@@ -19,9 +19,9 @@ from rota.core.errors import AdapterError, ConfigError, EngineDiedError, Request
 from rota.core.events import AdapterRefused
 from rota.core.ids import RequestId
 from rota.core.lora_paths import LoraPath
-from rota.core.messages import AddAdapter, Message
+from rota.core.messages import AddAdapter, Message, RemoveAdapter
 from rota.core.options import refuse_unknown
-from rota.core.request import Request, SamplingParams
+from rota.core.request import Pooling, Request, SamplingParams
 from rota.engine.progress import Progress
 from rota.llm.asked import (
     Adapters,
@@ -29,11 +29,13 @@ from rota.llm.asked import (
     Conversation,
     Params,
     Prompt,
+    check_paths,
     checked_tokens,
     each_adapter,
     each_params,
     listed_conversations,
     listed_prompts,
+    paired,
 )
 from rota.llm.calls import (
     CLOSED,
@@ -64,9 +66,11 @@ from rota.runtime.seeds import seeded
 from rota.sources.source import NothingError
 from rota.text.stream import TextStream
 from rota.text.tokenizer import Tokenizer
+from rota.text.vectors import scores
 
 # No stream stands still for a step: it may be as large as chunked_prefill_size says, and a minute is long enough.
 STEP_MS = 60_000.0
+ONE_TOKEN = SamplingParams(max_new_tokens=1, temperature=0.0)
 
 
 class LLM:
@@ -86,6 +90,7 @@ class LLM:
     ) -> None:
         """Without a model: the built-in model and its adapters. Options are `rota serve`'s flags, with underscores."""
         refuse_unknown(options, *ENGINE_CONFIGS)
+        check_paths(model, adapters)
         if model is not None:
             options["model_path"] = str(model)
         # A program's prompts wait for each other without a bound.
@@ -152,7 +157,17 @@ class LLM:
                 raise AdapterError(outcome.reason)
         except BaseException:  # Ctrl-C too: the name stays free
             self._registry.forget(entry.name)
+            with suppress(EngineDiedError):
+                self._send(RemoveAdapter(adapter_id=adapter.adapter_id, at=time.monotonic()))
             raise
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter: later calls do not find it. Returns once the calls that use it have ended."""
+        with self._loading, self._sending:
+            adapter_id = self._registry.forget(name).adapter_id
+            told = self._desk.expect(adapter_id)
+            self._send(RemoveAdapter(adapter_id=adapter_id, at=time.monotonic()))
+        told.result()
 
     # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -164,7 +179,7 @@ class LLM:
         `adapter` names one adapter for all prompts, or a list with one per prompt. None is the base model. With `n`
         each prompt gets so many answers, which stand side by side.
         """
-        return self._answered(self._prompted(prompts, params, adapter, n))
+        return completions(self._ended(self._prompted(prompts, params, adapter, n)))
 
     def chat(
         self,
@@ -174,7 +189,7 @@ class LLM:
         n: int = 1,
     ) -> list[Completion]:
         """Answer one conversation, or several, through the model's chat template."""
-        return self._answered(self._conversed(messages, params, adapter, n))
+        return completions(self._ended(self._conversed(messages, params, adapter, n)))
 
     def stream(
         self, prompt: Prompt | Conversation, params: SamplingParams | None = None, adapter: str | None = None
@@ -186,7 +201,8 @@ class LLM:
         self, prompts: Prompt | Sequence[Prompt], params: Params = None, adapter: Adapters = None, n: int = 1
     ) -> list[Completion]:
         """As `generate`, for asyncio. A task that is cancelled aborts its requests."""
-        return await self._answered_async(await asyncio.to_thread(self._prompted, prompts, params, adapter, n))
+        asked = await asyncio.to_thread(self._prompted, prompts, params, adapter, n)
+        return completions(await self._ended_async(asked))
 
     async def achat(
         self,
@@ -196,7 +212,8 @@ class LLM:
         n: int = 1,
     ) -> list[Completion]:
         """As `chat`, for asyncio."""
-        return await self._answered_async(await asyncio.to_thread(self._conversed, messages, params, adapter, n))
+        asked = await asyncio.to_thread(self._conversed, messages, params, adapter, n)
+        return completions(await self._ended_async(asked))
 
     async def astream(
         self, prompt: Prompt | Conversation, params: SamplingParams | None = None, adapter: str | None = None
@@ -210,6 +227,40 @@ class LLM:
                 if piece := call.answers[0].piece():
                     yield piece
 
+    def embed(
+        self, texts: Prompt | Sequence[Prompt], adapter: Adapters = None, pooling: Pooling = "last"
+    ) -> list[list[float]]:
+        """A vector of length one for each text: the last hidden state of its last token, or the mean of all tokens'."""
+        return vectors(self._ended(self._read(texts, adapter, pooling)))
+
+    async def aembed(
+        self, texts: Prompt | Sequence[Prompt], adapter: Adapters = None, pooling: Pooling = "last"
+    ) -> list[list[float]]:
+        """As `embed`, for asyncio."""
+        return vectors(await self._ended_async(await asyncio.to_thread(self._read, texts, adapter, pooling)))
+
+    def score(
+        self,
+        text_1: str | Sequence[str],
+        text_2: str | Sequence[str],
+        adapter: str | None = None,
+        pooling: Pooling = "last",
+    ) -> list[float]:
+        """How near texts are, the cosine of their vectors: one text with each of a list, or two lists in pairs."""
+        texts, pairs = paired(text_1, text_2)
+        return scores(self.embed(texts, adapter, pooling), pairs)
+
+    async def ascore(
+        self,
+        text_1: str | Sequence[str],
+        text_2: str | Sequence[str],
+        adapter: str | None = None,
+        pooling: Pooling = "last",
+    ) -> list[float]:
+        """As `score`, for asyncio."""
+        texts, pairs = paired(text_1, text_2)
+        return scores(await self.aembed(texts, adapter, pooling), pairs)
+
     def _pieces(self, asked: Asked) -> Iterator[Piece]:
         with self._opened(asked, bell := ThreadBell(), is_streamed=True) as call:
             while call.is_open:
@@ -218,7 +269,7 @@ class LLM:
                 if piece := call.answers[0].piece():
                     yield piece
 
-    def _answered(self, asked: Asked) -> list[Completion]:
+    def _ended(self, asked: Asked) -> list[PartialCompletion]:
         with (
             self._opened(asked, bell := ThreadBell()) as call,
             Progress("Answering", len(call.answers), "prompts", self._quiet) as progress,
@@ -226,26 +277,30 @@ class LLM:
             while call.is_open:
                 bell.wait_for_ring()
                 progress.update(call.read())
-        return [answer.completion() for answer in call.answers]
+        return call.answers
 
-    async def _answered_async(self, asked: Asked) -> list[Completion]:
+    async def _ended_async(self, asked: Asked) -> list[PartialCompletion]:
         with self._opened(asked, bell := LoopBell()) as call:
             while call.is_open:
                 await bell.wait_for_ring()
                 call.read()
-        return [answer.completion() for answer in call.answers]
+        return call.answers
 
     # ── what is asked ────────────────────────────────────────────────────────────────────────────────────────────
 
     def _prompted(self, prompts: Prompt | Sequence[Prompt], params: Params, adapter: Adapters, n: int) -> Asked:
         tokens = [self._tokens_of(prompt) for prompt in listed_prompts(prompts)]
-        return self._asked(tokens, params, adapter, is_continuation=True, n=n)
+        return self._asked(tokens, params, adapter, n)
 
     def _conversed(
         self, messages: Conversation | Sequence[Conversation], params: Params, adapter: Adapters, n: int
     ) -> Asked:
         tokens = [self._tokenizer.apply_chat_template(one) for one in listed_conversations(messages)]
-        return self._asked(tokens, params, adapter, is_continuation=False, n=n)
+        return replace(self._asked(tokens, params, adapter, n), is_continuation=False)
+
+    def _read(self, texts: Prompt | Sequence[Prompt], adapter: Adapters, pooling: Pooling) -> Asked:
+        """No token is drawn, and sampling must have a value."""
+        return replace(self._prompted(texts, ONE_TOKEN, adapter, 1), pooling=pooling)
 
     def _one(self, prompt: Any, params: SamplingParams | None, adapter: str | None) -> Asked:
         is_conversation = not isinstance(prompt, str) and bool(prompt) and isinstance(prompt[0], Mapping)
@@ -261,9 +316,7 @@ class LLM:
             return self._tokenizer.encode(prompt)
         return checked_tokens(prompt, self._tokenizer.vocab_size)
 
-    def _asked(
-        self, prompts: list[tuple[int, ...]], params: Params, adapter: Adapters, is_continuation: bool, n: int
-    ) -> Asked:
+    def _asked(self, prompts: list[tuple[int, ...]], params: Params, adapter: Adapters, n: int) -> Asked:
         if not isinstance(n, int) or n < 1:
             raise RequestError.bad_field("n", f"n must be a whole number of at least 1, not {n!r}.")
         samplings = [
@@ -275,7 +328,7 @@ class LLM:
         names = each_adapter(adapter, len(prompts))
         for name in dict.fromkeys(names):
             self._resolve(name)
-        return Asked(prompts, samplings, names, is_continuation, n)
+        return Asked(prompts, samplings, names, n=n)
 
     def _resolve(self, name: str | None) -> None:
         """Load what lies below lora_resolver under a name that is not known."""
@@ -313,6 +366,7 @@ class LLM:
                     sampling=seeded(sampling, choice),
                     arrived_at=now,
                     adapter_id=adapter.adapter_id,
+                    pooling=asked.pooling,
                 )
                 text = TextStream(self._tokenizer, request.sampling, asked.is_continuation)
                 answers.append(PartialCompletion(request, text))
@@ -329,6 +383,14 @@ class LLM:
             self._service.wait_until_ready()
         except EngineDiedError as died:
             raise self._service.error or died from None
+
+
+def completions(answers: Sequence[PartialCompletion]) -> list[Completion]:
+    return [answer.completion() for answer in answers]
+
+
+def vectors(answers: Sequence[PartialCompletion]) -> list[list[float]]:
+    return [answer.vector() for answer in answers]
 
 
 def _end(service: InProcessService) -> None:

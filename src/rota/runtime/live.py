@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol
 from rota.core.adapter import Adapter
 from rota.core.grammar import Grammar
 from rota.core.ids import AdapterId, RequestId
-from rota.core.messages import Abort, AbortAll, AddAdapter, Message
+from rota.core.messages import Abort, AbortAll, AddAdapter, Message, RemoveAdapter
 from rota.core.plan import StepPlan, StepResult
 from rota.core.request import Request
 from rota.runtime.heartbeat import BEAT_S, Heartbeat
@@ -40,6 +40,8 @@ class Preparation:
         self._prepare = prepare
         self._post = post
         self._held: dict[RequestId, Request] = {}
+        # Of adapters that held requests ask for: an adapter leaves after the requests that came before.
+        self._removals: list[RemoveAdapter] = []
 
     def sift(self, messages: Iterable[Message | Prepared]) -> list[Message]:
         """The messages that the scheduler shall hear now."""
@@ -57,15 +59,27 @@ class Preparation:
             case Abort(request_id):
                 # The scheduler must know it first: every request ends with an event.
                 return (*self._released(request_id), message)
+            case RemoveAdapter(adapter_id=adapter_id, is_forced=False) if adapter_id in self._wanted:
+                self._removals.append(message)
+                return ()
             case AbortAll():
                 held, self._held = self._held, {}
-                return (*held.values(), message)
+                return (*held.values(), *self._due_removals(), message)
         return (message,)
 
-    def _released(self, request_id: RequestId) -> Iterable[Request]:
+    def _released(self, request_id: RequestId) -> Iterable[Message]:
         """Nothing if its client has left meanwhile."""
         held = self._held.pop(request_id, None)
-        return () if held is None else (held,)
+        return () if held is None else (held, *self._due_removals())
+
+    def _due_removals(self) -> list[RemoveAdapter]:
+        due = [one for one in self._removals if one.adapter_id not in self._wanted]
+        self._removals = [one for one in self._removals if one not in due]
+        return due
+
+    @property
+    def _wanted(self) -> set[AdapterId]:
+        return {held.adapter_id for held in self._held.values()}
 
 
 # ── adapter checks ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,20 +1,10 @@
-"""The vector of a text has length one."""
+"""An answer may be the vector of a text, with length one."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-
 from rota.core.errors import Fault, FaultCode, RequestError
 from rota.server.streams import Delta
-
-Vector = Sequence[float]
-
-
-def normalised(vector: Vector) -> list[float]:
-    """The vector with length one. A vector of zeros stays one."""
-    length = math.hypot(*vector)
-    return [value / length for value in vector] if length else list(vector)
+from rota.text.vectors import normalised
 
 
 def vector_of(delta: Delta) -> list[float]:

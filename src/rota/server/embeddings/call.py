@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rota.core.errors import RequestError
 from rota.core.request import SamplingParams
 from rota.server.calls.call import Call, ModelNames
 from rota.server.calls.fields import CacheSalt, Count, Fields, Unsupported, read_body, within
 from rota.server.calls.prompts import CallPrompts, Prompt, PromptReading, Texts
+from rota.text.vectors import Pairs, pairs_of
 
 # ── fields ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 # The bodies of /v1/embeddings, /v1/score and /v1/rerank.
@@ -79,7 +79,7 @@ class PooledCall(Call):
 
     is_base64: bool = False
     # Pairs of prompts by their positions.
-    pairs: tuple[tuple[int, int], ...] = ()
+    pairs: Pairs = ()
     # Of a rerank: how many results, and the documents if they are to come back.
     most: int | None = None
     documents: tuple[str, ...] | None = None
@@ -97,13 +97,9 @@ def read_score(texts: Texts, raw: bytes) -> PooledCall:
     """Read a body. Raises RequestError for the first field that is wrong."""
     fields = read_body(ScoreFields, raw)
     fields.refuse_unsupported()
-    first = [fields.text_1] if isinstance(fields.text_1, str) else fields.text_1
-    second = [fields.text_2] if isinstance(fields.text_2, str) else fields.text_2
-    if len(first) not in (1, len(second)):
-        message = f"text_1 holds {len(first)} texts and text_2 {len(second)}; send one, or as many as in text_2."
-        raise RequestError.bad_field("text_1", message)
+    first, second = (1 if isinstance(one, str) else len(one) for one in (fields.text_1, fields.text_2))
+    pairs = pairs_of(first, second)
     prompts = _tokenized(texts, fields, {"text_1": fields.text_1, "text_2": fields.text_2})
-    pairs = tuple((min(index, len(first) - 1), len(first) + index) for index in range(len(second)))
     return PooledCall(**fields.shared(), prompts=prompts, pairs=pairs)
 
 
@@ -115,7 +111,7 @@ def read_rerank(texts: Texts, raw: bytes) -> PooledCall:
     return PooledCall(
         **fields.shared(),
         prompts=prompts,
-        pairs=tuple((0, 1 + index) for index in range(len(fields.documents))),
+        pairs=pairs_of(1, len(fields.documents)),
         most=fields.top_n or None,
         documents=None if fields.return_documents is False else tuple(fields.documents),
     )

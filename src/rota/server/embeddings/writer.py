@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import math
-import operator
 import sys
 import time
 from abc import abstractmethod
@@ -20,7 +18,7 @@ from pydantic import BaseModel
 from rota.server.access.access import Right
 from rota.server.answers.answer import Answer
 from rota.server.answers.respond import ResponseWriter, respond
-from rota.server.answers.vectors import Vector, vector_of
+from rota.server.answers.vectors import vector_of
 from rota.server.context import AppContext
 from rota.server.embeddings.call import (
     EmbeddingFields,
@@ -33,14 +31,10 @@ from rota.server.embeddings.call import (
 )
 from rota.server.route import post
 from rota.server.streams import Delta
+from rota.text.vectors import Vector, scores
 
 # ── vectors ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-# Vectors of length one, as JSON or as bytes, and the cosine between two.
-
-
-def cosine(one: Vector, other: Vector) -> float:
-    """Of two vectors of length one."""
-    return math.fsum(map(operator.mul, one, other))
+# Vectors as JSON or as bytes.
 
 
 def encoded(vector: Vector) -> msgspec.Raw:
@@ -149,8 +143,8 @@ class EmbeddingWriter(VectorWriter):
 
 class ScoreWriter(VectorWriter):
     def body(self, vectors: Sequence[Vector]) -> dict[str, Any]:
-        scores = [cosine(vectors[one], vectors[other]) for one, other in self._call.pairs]
-        data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
+        found = enumerate(scores(vectors, self._call.pairs))
+        data = [{"index": index, "object": "score", "score": score} for index, score in found]
         head = {"id": self._id, "object": "list", "created": int(time.time()), "model": self._model}
         return {**head, "data": data}
 
@@ -158,11 +152,11 @@ class ScoreWriter(VectorWriter):
 class RerankWriter(VectorWriter):
     def body(self, vectors: Sequence[Vector]) -> dict[str, Any]:
         """The nearest document first. Documents that are as near stay in their order."""
-        scores = [cosine(vectors[one], vectors[other]) for one, other in self._call.pairs]
-        order = sorted(range(len(scores)), key=lambda index: -scores[index])[: self._call.most]
+        near = scores(vectors, self._call.pairs)
+        order = sorted(range(len(near)), key=lambda index: -near[index])[: self._call.most]
         documents = self._call.documents
         results = [
-            {"index": index, "relevance_score": scores[index]}
+            {"index": index, "relevance_score": near[index]}
             | ({"document": {"text": documents[index]}} if documents else {})
             for index in order
         ]
