@@ -13,7 +13,10 @@ from rota.text.chat import ChatMessage
 from rota.text.vectors import Pairs, pairs_of
 
 Prompt = str | Sequence[int]
+Prompts = Prompt | Sequence[Prompt]
 Conversation = Sequence[ChatMessage]
+Messages = Conversation | Sequence[Conversation]
+Texts = str | Sequence[str]
 Params = SamplingParams | Sequence[SamplingParams] | None
 Adapters = str | Sequence[str | None] | None
 

@@ -92,31 +92,31 @@ class PartialCompletion:
         self.ending = ending
         self.text += self.stream.finish()
 
-    def finish_reason(self) -> str | None:
-        if self.is_stopped:
-            return FinishReason.STOP.value
-        return self.ending.reason.value if self.ending else None
+    def finish_reason(self) -> str:
+        assert self.ending is not None, "a call waits for the end of each request"
+        return FinishReason.STOP.value if self.is_stopped else self.ending.reason.value
 
     def piece(self) -> Piece | None:
-        """What is new, if anything is."""
-        (characters, tokens), self.told = self.told, (len(self.text), len(self.tokens))
-        piece = Piece(self.text[characters:], tuple(self.tokens[tokens:]), self.finish_reason())
-        return piece if piece.text or piece.finish_reason else None
+        """What is new. Tokens without a text of their own come with the next text."""
+        characters, tokens = self.told
+        if not self.ending and len(self.text) == characters:
+            return None
+        self.told = len(self.text), len(self.tokens)
+        reason = self.finish_reason() if self.ending else None
+        return Piece(self.text[characters:], tuple(self.tokens[tokens:]), reason)
 
     def vector(self) -> list[float]:
         """Of a request with pooling."""
-        assert self.ending is not None, "a call waits for the end of each request"
+        assert self.ending is not None
         assert self.ending.embedding is not None
         return normalised(self.ending.embedding)
 
     def completion(self) -> Completion:
-        reason = self.finish_reason()
-        assert self.ending is not None, "a call waits for the end of each request"
-        assert reason is not None
+        assert self.ending is not None
         return Completion(
             self.text,
             tuple(self.tokens),
-            reason,
+            self.finish_reason(),
             self.ending.prompt_tokens,
             self.ending.cached_tokens,
             tuple(self.logprobs),

@@ -27,8 +27,11 @@ from rota.llm.asked import (
     Adapters,
     Asked,
     Conversation,
+    Messages,
     Params,
     Prompt,
+    Prompts,
+    Texts,
     check_paths,
     checked_tokens,
     each_adapter,
@@ -172,7 +175,7 @@ class LLM:
     # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: Params = None, adapter: Adapters = None, n: int = 1
+        self, prompts: Prompts, params: Params = None, adapter: Adapters = None, n: int = 1
     ) -> list[Completion]:
         """Continue every prompt, each a text or tokens. Raises RequestError if one cannot be served.
 
@@ -181,13 +184,7 @@ class LLM:
         """
         return completions(self._ended(self._prompted(prompts, params, adapter, n)))
 
-    def chat(
-        self,
-        messages: Conversation | Sequence[Conversation],
-        params: Params = None,
-        adapter: Adapters = None,
-        n: int = 1,
-    ) -> list[Completion]:
+    def chat(self, messages: Messages, params: Params = None, adapter: Adapters = None, n: int = 1) -> list[Completion]:
         """Answer one conversation, or several, through the model's chat template."""
         return completions(self._ended(self._conversed(messages, params, adapter, n)))
 
@@ -198,18 +195,14 @@ class LLM:
         return self._pieces(self._one(prompt, params, adapter))
 
     async def agenerate(
-        self, prompts: Prompt | Sequence[Prompt], params: Params = None, adapter: Adapters = None, n: int = 1
+        self, prompts: Prompts, params: Params = None, adapter: Adapters = None, n: int = 1
     ) -> list[Completion]:
         """As `generate`, for asyncio. A task that is cancelled aborts its requests."""
         asked = await asyncio.to_thread(self._prompted, prompts, params, adapter, n)
         return completions(await self._ended_async(asked))
 
     async def achat(
-        self,
-        messages: Conversation | Sequence[Conversation],
-        params: Params = None,
-        adapter: Adapters = None,
-        n: int = 1,
+        self, messages: Messages, params: Params = None, adapter: Adapters = None, n: int = 1
     ) -> list[Completion]:
         """As `chat`, for asyncio."""
         asked = await asyncio.to_thread(self._conversed, messages, params, adapter, n)
@@ -227,35 +220,21 @@ class LLM:
                 if piece := call.answers[0].piece():
                     yield piece
 
-    def embed(
-        self, texts: Prompt | Sequence[Prompt], adapter: Adapters = None, pooling: Pooling = "last"
-    ) -> list[list[float]]:
+    def embed(self, texts: Prompts, adapter: Adapters = None, pooling: Pooling = "last") -> list[list[float]]:
         """A vector of length one for each text: the last hidden state of its last token, or the mean of all tokens'."""
         return vectors(self._ended(self._read(texts, adapter, pooling)))
 
-    async def aembed(
-        self, texts: Prompt | Sequence[Prompt], adapter: Adapters = None, pooling: Pooling = "last"
-    ) -> list[list[float]]:
+    async def aembed(self, texts: Prompts, adapter: Adapters = None, pooling: Pooling = "last") -> list[list[float]]:
         """As `embed`, for asyncio."""
         return vectors(await self._ended_async(await asyncio.to_thread(self._read, texts, adapter, pooling)))
 
-    def score(
-        self,
-        text_1: str | Sequence[str],
-        text_2: str | Sequence[str],
-        adapter: str | None = None,
-        pooling: Pooling = "last",
-    ) -> list[float]:
+    def score(self, text_1: Texts, text_2: Texts, adapter: str | None = None, pooling: Pooling = "last") -> list[float]:
         """How near texts are, the cosine of their vectors: one text with each of a list, or two lists in pairs."""
         texts, pairs = paired(text_1, text_2)
         return scores(self.embed(texts, adapter, pooling), pairs)
 
     async def ascore(
-        self,
-        text_1: str | Sequence[str],
-        text_2: str | Sequence[str],
-        adapter: str | None = None,
-        pooling: Pooling = "last",
+        self, text_1: Texts, text_2: Texts, adapter: str | None = None, pooling: Pooling = "last"
     ) -> list[float]:
         """As `score`, for asyncio."""
         texts, pairs = paired(text_1, text_2)
@@ -288,17 +267,15 @@ class LLM:
 
     # ── what is asked ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _prompted(self, prompts: Prompt | Sequence[Prompt], params: Params, adapter: Adapters, n: int) -> Asked:
+    def _prompted(self, prompts: Prompts, params: Params, adapter: Adapters, n: int) -> Asked:
         tokens = [self._tokens_of(prompt) for prompt in listed_prompts(prompts)]
         return self._asked(tokens, params, adapter, n)
 
-    def _conversed(
-        self, messages: Conversation | Sequence[Conversation], params: Params, adapter: Adapters, n: int
-    ) -> Asked:
+    def _conversed(self, messages: Messages, params: Params, adapter: Adapters, n: int) -> Asked:
         tokens = [self._tokenizer.apply_chat_template(one) for one in listed_conversations(messages)]
         return replace(self._asked(tokens, params, adapter, n), is_continuation=False)
 
-    def _read(self, texts: Prompt | Sequence[Prompt], adapter: Adapters, pooling: Pooling) -> Asked:
+    def _read(self, texts: Prompts, adapter: Adapters, pooling: Pooling) -> Asked:
         """No token is drawn, and sampling must have a value."""
         return replace(self._prompted(texts, ONE_TOKEN, adapter, 1), pooling=pooling)
 
