@@ -20,7 +20,7 @@ from pathlib import Path
 from rota.runtime.lifeline import tied
 
 HERE = Path(__file__).parent
-INSTALL_S, RUN_S = 600, 300
+INSTALL_S, RUN_S = 3000, 900
 
 
 @dataclass(frozen=True, slots=True)
