@@ -12,11 +12,14 @@ import pytest
 
 from rota import LLM, SamplingParams
 from rota.core.adapter import Adapter
+from rota.core.config import EngineConfig
 from rota.core.events import AdapterAdded, AdapterRemoved, FinishReason, SlotChanged, SlotReason, SlotState
 from rota.core.ids import BASE, AdapterId
 from rota.core.messages import AddAdapter, RemoveAdapter
 from rota.core.plan import StepPlan
 from rota.engine import build
+from rota.engine.build import build_engine
+from rota.engine.engine import Engine
 from rota.engine.lora.host import HostAdapter
 from rota.llm.config import build_device, engine_config
 from rota.runtime.in_process import InProcessService
@@ -179,10 +182,16 @@ def answers(llm: LLM, rounds: int) -> list[tuple[int, ...]]:
 def test_adapters_are_read_from_disk_before_their_turns_and_answer_as_from_host_memory(tier, monkeypatch):
     folder, adapters = tier
     everywhere = LLM(folder, adapters=adapters, max_loras_per_batch=1, max_loaded_loras=len(NAMES), **OPTIONS)
+    plans: list[StepPlan] = []
+
+    def build_noting(config: EngineConfig) -> Engine:
+        engine = build_engine(config)
+        submit = engine.submit
+        engine.submit = lambda plan: (plans.append(plan), submit(plan))[1]
+        return engine
+
+    monkeypatch.setattr("rota.llm.llm.build_device", build_noting)
     little = LLM(folder, adapters=adapters, max_loras_per_batch=1, max_loaded_loras=3, **OPTIONS)
-    device, plans = little._device, list[StepPlan]()
-    submit = device.submit
-    monkeypatch.setattr(device, "submit", lambda plan: (plans.append(plan), submit(plan))[1])
 
     assert answers(little, rounds=2) == answers(everywhere, rounds=2)
 
