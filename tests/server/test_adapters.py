@@ -413,6 +413,7 @@ def test_a_later_adapter_of_a_larger_rank_is_refused_with_the_flag_that_helps(tm
         "matrices": 0,
         "bytes": info["lora_memory_bytes"],
         "annexed": [],
+        "warning": None,
     }
     assert grown["slots"]["bytes"] == grown["lora_memory_bytes"] > info["lora_memory_bytes"], "what slots take now"
     assert max(state["slot_bytes"] for state in grown["internal_states"]) == grown["lora_memory_bytes"]
