@@ -1,4 +1,4 @@
-"""pydantic-ai: agents with tools and typed output, by chat and by responses."""
+"""pydantic-ai: agents with tools and typed output, by chats, by responses and by messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Literal
 
 from pydantic import BaseModel
 from pydantic_ai import Agent, NativeOutput, ToolOutput
+from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 
 url = sys.argv[1]
@@ -17,6 +19,7 @@ with urllib.request.urlopen(f"{url}/v1/models") as listed:
     name = json.load(listed)["data"][0]["id"]
 openai = OpenAIProvider(base_url=f"{url}/v1", api_key="none")
 chat, responses = OpenAIChatModel(name, provider=openai), OpenAIResponsesModel(name, provider=openai)
+messages = AnthropicModel(name, provider=AnthropicProvider(base_url=url, api_key="none"))
 settings = {"max_tokens": 200, "temperature": 0.0, "timeout": 300}
 
 
@@ -28,12 +31,12 @@ class Verdict(BaseModel):
 
 
 def text() -> None:
-    for model in (chat, responses):
+    for model in (chat, responses, messages):
         assert Agent(model, model_settings=settings | {"max_tokens": 20}).run_sync("Hello!").output
 
 
 def tool_output() -> None:
-    for model in (chat, responses):
+    for model in (chat, responses, messages):
         agent = Agent(model, output_type=ToolOutput(Verdict), model_settings=settings)
         assert isinstance(agent.run_sync("Is it warm in Rome?").output, Verdict)
 
