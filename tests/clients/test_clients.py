@@ -23,7 +23,7 @@ from tests.waiting import line_of
 
 RUN_S = 900.0
 
-pytestmark = pytest.mark.long("environments of 1.5 GB are made once, and each client asks a model on a CPU")
+pytestmark = pytest.mark.long("environments of 3.5 GB are made once, and each client asks a model on a CPU")
 
 
 @pytest.fixture(scope="module")
