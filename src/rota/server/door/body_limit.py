@@ -14,8 +14,6 @@ from rota.core.errors import Fault, FaultCode, RequestError
 # Where bodies may hold an adapter's weights.
 VERSIONS, FROM_TENSORS = "/v1/adapters/", "/load_lora_adapter_from_tensors"
 BODY_FLAG, WEIGHTS_FLAG = "--max-body-mb", "--max-adapter-body-mb"
-
-
 # So much of a compressed body is unpacked at a time: half a millisecond, between which the event loop is free.
 PORTION_BYTES = 256 * 1024
 
@@ -84,8 +82,8 @@ class BodyLimit:
         encoding = headers.get("content-encoding", "identity").lower()
         most_bytes, flag = self._limit_of(scope, headers)
         is_packed = encoding == "gzip" and flag == BODY_FLAG  # weights do not become smaller
-        unpacked = Unpacked(receive)
-        source = unpacked.receive if is_packed else receive
+        unpacked = Unpacked(receive) if is_packed else None
+        source = unpacked.receive if unpacked else receive
         received = 0
 
         async def receive_within_limit() -> Message:
@@ -97,7 +95,7 @@ class BodyLimit:
                 raise _too_large(most_bytes, flag)
             message = await source()
             received += len(message.get("body", b""))
-            if max(received, unpacked.packed_bytes) > most_bytes:
+            if max(received, unpacked.packed_bytes if unpacked else 0) > most_bytes:
                 raise _too_large(most_bytes, flag)
             return message
 
