@@ -21,10 +21,11 @@ def bill_of(package: str) -> str:
     def component(name: str) -> Component:
         name = canonicalize_name(name)
         if name not in made:
-            made[name] = _component(name)
+            kind = ComponentType.LIBRARY if made else ComponentType.APPLICATION  # the first is the package itself
+            made[name] = _component(name, kind)
             needed = [component(needs) for needs in _needs(name)]
             bill.register_dependency(made[name], needed)
-            if name != canonicalize_name(package):
+            if kind is ComponentType.LIBRARY:
                 bill.components.add(made[name])
         return made[name]
 
@@ -38,10 +39,9 @@ def _needs(name: str) -> list[str]:
     return [need.name for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})]
 
 
-def _component(name: str) -> Component:
+def _component(name: str, kind: ComponentType) -> Component:
     about = metadata.metadata(name)
     version = about["Version"]
-    kind = ComponentType.APPLICATION if name.startswith("rota") else ComponentType.LIBRARY
     terms = [LicenseFactory().make_from_string(about["License-Expression"])] if "License-Expression" in about else []
     link = PackageURL("pypi", name=name, version=version)
     return Component(name=name, version=version, type=kind, licenses=terms, purl=link, bom_ref=str(link))
