@@ -1,14 +1,18 @@
 """Fits a cost model to steps on this GPU, simulates what was measured, and says how far apart the two are.
 
-    python -m benchmarks.h200.fit --out FOLDER [--http] [--weights disk]     measures, fits, compares
-    python -m benchmarks.h200.fit --again FOLDER                             fits and compares what is in the folder
+    python -m benchmarks.h200.fit --out FOLDER [--weights disk]     measures, fits, compares
+    python -m benchmarks.h200.fit --out FOLDER --http 1000          measures over HTTP, fits and compares again
+    python -m benchmarks.h200.fit --out FOLDER --server SERVER      the steps of another server
+    python -m benchmarks.h200.fit --again FOLDER                    fits and compares what is in the folder
 
 1. A server with 16 slots computes steps of many shapes. Every step is timed by the device's own clock.
-2. A server with 3 slots answers `tail-ttft` at 4/s and 10/s. With `--http` a third does so over HTTP.
-3. The cost model is fitted to the steps of 1. The steps of 2 judge it: their own times, and the run as a whole.
+2. A server with 3 slots answers `tail-ttft` at 4/s and 10/s.
+3. With `--http N` a server with 3 slots answers the same over HTTP, and then N requests at each rate.
+4. The cost model is fitted to the steps of 1. The runs of 2 and 3 judge it: their steps, and the run as a whole.
 
-It takes three minutes on an H200, and four with `--http`. `--shape tiny` tries it on a CPU. FOLDER keeps the model, the
-steps, the results and the report.
+SERVER is what `benchmarks.azure --write-server` made: the ranks of its adapters differ. 1 and 2 take three minutes on
+an H200, 3 takes eight with `--http 1000`. `--shape tiny` tries it on a CPU. FOLDER keeps the model, the steps, the
+results and the report.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import statistics
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -37,7 +42,7 @@ from .over_http import HttpServer
 from .peers import TAIL_FIGURES
 from .report import number, table
 from .results import Result, describe, read_results, summarise, write_result
-from .runs import FEW, Run, choose, warm_up
+from .runs import FEW, Run, choose, lengthened, warm_up
 from .server import Asked, Server
 from .shapes import ADAPTERS, SHAPES, Shape
 from .traced import Traced, TracedStep, columns, steps_of
@@ -90,39 +95,45 @@ class Session:
     shape: Shape
     options: dict[str, Any]
     seed: int
+    rest_s: float
     facts: dict[str, Any]
 
-    def measure(self, over_http: bool) -> None:
-        with self._in_process(ADAPTERS) as server:
-            for scenario in sweep():
-                server.run(self.shape.fit(scenario), self.seed, WARM_UP_LIMIT_S)
-                self._keep(server, scenario.name, {})
-                say(f"{scenario.name}: {len(server.timed.steps):,} steps")
-        with self._in_process(FEW) as server:
+    def measure(self) -> None:
+        self.measure_steps(self._asked(ADAPTERS))
+        with self._in_process(self._asked(FEW)) as server:
             for run in choose(",".join(TAILS)):
                 result = self._tail(server, run)
                 self._keep(server, run.name, {"copies": _spread_ms(server.timed.copy_s)})
                 write_result(self.out / "runs", run.name, result)
-        if over_http:
-            asked = self._asked(FEW)
-            server_over_http = HttpServer(asked, self.out)
-            try:
-                server_over_http.run(self.shape.fit(warm_up()), self.seed, WARM_UP_LIMIT_S)
-                for run in choose(",".join(TAILS)):
-                    result = self._tail(server_over_http, run)
-                    write_result(self.out / "runs", f"{run.name}-{OVER_HTTP}", result)
-            finally:
-                server_over_http.stop()
+
+    def measure_over_http(self, requests: int) -> None:
+        server = HttpServer(self._asked(FEW), self.out)
+        try:
+            server.run(self.shape.fit(warm_up()), self.seed, WARM_UP_LIMIT_S)
+            time.sleep(self.rest_s)
+            for run in choose(",".join(TAILS)):
+                write_result(self.out / "runs", f"{run.name}-{OVER_HTTP}", self._tail(server, run))
+                longer = self._tail(server, lengthened(run, requests))
+                write_result(self.out / "runs", f"{run.name}-{OVER_HTTP}-{requests}", longer)
+        finally:
+            server.stop()
+
+    def measure_steps(self, asked: Asked) -> None:
+        with self._in_process(asked) as server:
+            for scenario in sweep():
+                server.run(self.shape.fit(scenario), self.seed, WARM_UP_LIMIT_S)
+                self._keep(server, scenario.name, {})
+                say(f"{scenario.name}: {len(server.timed.steps):,} steps")
 
     def _asked(self, slots: int) -> Asked:
-        # Two engines after each other in this process: the first never gives back all of its memory.
         options = {"kv_blocks": KV_BLOCKS} | self.options | {"max_loras_per_batch": slots}
         return Asked(self.folder, options, self.shape.config["vocab_size"])
 
-    def _in_process(self, slots: int) -> _Started:
-        server = InProcessServer(self._asked(slots), Traced)
-        say(f"ready after {server.start_s:.1f} s ({slots} slots)")
+    def _in_process(self, asked: Asked) -> _Started:
+        server = InProcessServer(asked, Traced)
+        say(f"ready after {server.start_s:.1f} s")
         server.run(self.shape.fit(warm_up()), self.seed, WARM_UP_LIMIT_S)
+        time.sleep(self.rest_s)
         return _Started(server)
 
     def _tail(self, server: Server, run: Run) -> Result:
@@ -157,6 +168,13 @@ class _Started:
 
     def __exit__(self, *_: object) -> None:
         self.server.stop()
+
+
+def server_of(folder: Path, shape: Shape) -> Asked:
+    """What `rota serve --config FOLDER/serve.toml` would serve."""
+    options = tomllib.loads((folder / "serve.toml").read_text("utf-8"))
+    given = {name: Path(path) for name, path in (entry.split("=", 1) for entry in options.pop("lora_paths"))}
+    return Asked(folder, options, shape.config["vocab_size"], given=given)
 
 
 def analyse(folder: Path) -> str:
@@ -295,11 +313,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("h200-fit"))
     parser.add_argument("--again", type=Path, metavar="FOLDER", help="measure nothing: fit what is there")
-    parser.add_argument("--http", action="store_true", help="also over HTTP, for what the front end adds")
+    parser.add_argument("--http", type=int, default=0, metavar="N", help="over HTTP, with N more requests at each rate")
+    parser.add_argument("--server", type=Path, help="only the steps of this server, of benchmarks.azure")
     parser.add_argument("--shape", choices=SHAPES, default="llama-8b")
     parser.add_argument("--weights", choices=("disk", "dummy"), default="dummy", help="'dummy': drawn at every start")
     parser.add_argument("--folder", type=Path, help="where model and adapters are made, and found again")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rest", type=float, default=20.0, help="seconds after a warm-up, for graphs (20)")
     parser.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE", help="of every server, as JSON")
     return parser.parse_args(arguments)
 
@@ -314,15 +334,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         facts = prepare(folder, shape, given.weights == "disk")
         say(f"model and adapters in {folder}, after {time.monotonic() - begun_at:.0f} s")
         out.mkdir(parents=True, exist_ok=True)
-        Session(
+        session = Session(
             folder=folder,
             out=out,
             shape=shape,
             options=server_options(shape, given.weights, given.set),
             seed=given.seed,
+            rest_s=given.rest,
             facts={**facts, "command": " ".join(["python -m benchmarks.h200.fit", *words])},
-        ).measure(given.http)
+        )
+        if given.server:
+            session.measure_steps(server_of(given.server, shape))
+        elif given.http:
+            session.measure_over_http(given.http)
+        else:
+            session.measure()
         say(f"measured, after {time.monotonic() - begun_at:.0f} s")
+    if not (out / "steps").exists():
+        return 0
     text = analyse(out)
     (out / "report.md").write_text(text + "\n", "utf-8")
     say(text)

@@ -10,8 +10,9 @@ import time
 from rota.core.adapter import Adapter
 from rota.core.events import AdapterAdded, AdapterRefused, Event
 from rota.core.ids import AdapterId
+from rota.core.lora_paths import LoraPath
 from rota.core.messages import AddAdapter
-from rota.llm.config import build_device, engine_config
+from rota.llm.config import build_device, engine_config, with_first
 from rota.runtime.in_process import InProcessService
 from rota.workload.scenario import Scenario
 
@@ -30,6 +31,7 @@ class InProcessServer:
     def __init__(self, asked: Asked, watch: type[Timed] = Timed) -> None:
         started_at = time.monotonic()
         config = engine_config({"model_path": str(asked.model), **asked.options}, quiet=True)
+        config = with_first(config, [LoraPath(name=name, path=str(path)) for name, path in asked.adapters.items()])
         self.events: list[Event] = []
         self._asked = asked
         self._timed: Timed | None = None

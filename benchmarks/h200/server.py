@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +23,7 @@ class Asked:
     vocabulary: int
     adapter_count: int = ADAPTERS
     label: str = "server"  # of its files
+    given: Mapping[str, Path] | None = None  # adapters by name, instead of those that were made
 
     @property
     def model(self) -> Path:
@@ -30,6 +32,8 @@ class Asked:
     @property
     def adapters(self) -> dict[str, Path]:
         """By name, in the order of their numbers; beyond those that were made, the same folders have other names."""
+        if self.given is not None:
+            return dict(self.given)
         made = [self.folder / f"adapter{number}" for number in range(1, ADAPTERS + 1)]
         return {f"adapter{number + 1}": made[number % ADAPTERS] for number in range(self.adapter_count)}
 

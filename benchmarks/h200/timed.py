@@ -61,6 +61,9 @@ class Timed(Device[Any]):
     def listen(self, post: Callable[[Message], None]) -> None:
         self.device.listen(post)
 
+    def work_while_idle(self) -> bool:
+        return self.device.work_while_idle()
+
     def prepare(self, grammar: Grammar, then: Callable[[], None]) -> bool:
         return self.device.prepare(grammar, then)
 

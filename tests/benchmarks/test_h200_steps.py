@@ -120,7 +120,7 @@ def test_a_step_counts_copies_of_its_own_adapters_and_of_others():
 def test_steps_and_runs_of_a_tiny_model_are_kept_and_fitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(fit, "sweep", lambda few=fit.sweep()[4:7]: few)  # noqa: B008
     out = tmp_path / "out"
-    assert fit.main(["--shape", "tiny", "--folder", str(tmp_path / "assets"), "--out", str(out)]) == 0
+    assert fit.main(["--shape", "tiny", "--folder", str(tmp_path / "assets"), "--out", str(out), "--rest", "0"]) == 0
 
     kept = steps_of(json.loads((out / "steps" / "tail-3-4.json").read_text())["steps"])
     assert len(kept) > 20
