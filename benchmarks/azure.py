@@ -26,9 +26,12 @@ What both sides are given:
 
 vLLM's rule is `wait`, with the weights of an adapter copied inside the step, on the costs fitted to what clients
 measured of vLLM 0.26 (src/rota/sim/costs/h200-llama8b-vllm.toml), and without Rota's limit to the time of a step. It
-may compute 8,192 tokens a step as its server does; `vllm-2048` has Rota's 2,048. Copies take as long as the mean rank
-says, on both sides. Steps cost what adapters of rank 16 cost: neither side is charged for higher ranks, nor vLLM for
-slots that are padded to rank 128, nor for the attention of long prompts, which its fit does not know.
+may compute 8,192 tokens a step as its server does; `vllm-2048` has Rota's 2,048.
+
+With pages, steps and copies cost what an H200 took with these adapters. Without pages steps cost what adapters of rank
+16 cost, and copies take as long as the mean rank says: neither Rota nor vLLM is charged for higher ranks there, nor for
+slots that are padded to rank 128. vLLM is not charged for the attention of long prompts either, which its fit does not
+know.
 
 The same window over HTTP, on an H200, with what the last two commands above wrote:
 
@@ -71,7 +74,10 @@ from rota.sim.run import BLOCK_SIZE, STARTS_AT, adapter_name
 from rota.sim.world import VirtualWorld
 
 PAGE = Path("2026-11-19-azure")
-DATE, MACHINE = "2026-11-19", "2 cores of a Xeon at 2.5 GHz, Python 3.11, beside other work; times are simulated"
+DATE, MACHINE = "2026-11-19", "two Xeons, Python 3.11 and 3.12; times are simulated"
+
+# Fitted to steps with the adapters of `--write-server`; copies are the mean of those of the run over HTTP.
+COST_OF_PAGES = str(Path(__file__).parent / "results/h200/2026-11-19-fit/ranks.toml")
 
 ADAPTERS, ZIPF = 100, 1.0
 RANKS, PAGE_RANK, FITTED_RANK = (8, 16, 32, 64, 128), 8, 16
@@ -79,6 +85,7 @@ SLOTS = 8  # of the largest rank: their bytes are what either side's adapters ma
 ROWS, KV_BLOCKS, LONGEST = 256, 49_152, 32_768
 
 RANK_BYTES, H200_BYTES = 5_242_880, 150_100_000_000  # of each rank of an adapter on all projections; of the device
+B_BYTES = 2_752_512  # of each rank's B: beside its pages a bank has room for the B of its largest adapter, to turn it
 
 TTFT_S, STALL_S = 0.5, 1.0
 KEPT = ("requests", "failed", "output_tokens_per_s", "ttft_s", "e2e_s", "gap_s", "stall_s")  # of a run's summary
@@ -132,7 +139,7 @@ SCHEDULER = SchedulerConfig(max_running_requests=ROWS, enable_prefix_caching=Fal
 class Side:
     about: str
     policy: PolicyConfig
-    cost: str = "h200-llama8b"
+    cost: str = COST_OF_PAGES
     has_pages: bool = True
     scheduler: SchedulerConfig = SCHEDULER
     overlaps_loads: bool = True
@@ -151,8 +158,8 @@ SIDES = {
     "rotate": Side(about="`rotate`, pages", policy=ROTATE),
     "drain": Side(about="`drain` after 2 s, pages", policy=PolicyConfig(lora_policy="drain")),
     "wait": Side(about="`wait`, pages", policy=WAIT),
-    "rotate-slots": Side(about="`rotate`, slots of rank 128", policy=ROTATE, has_pages=False),
-    "wait-slots": Side(about="`wait`, slots of rank 128", policy=WAIT, has_pages=False),
+    "rotate-slots": Side(about="`rotate`, slots of rank 128", policy=ROTATE, cost="h200-llama8b", has_pages=False),
+    "wait-slots": Side(about="`wait`, slots of rank 128", policy=WAIT, cost="h200-llama8b", has_pages=False),
     "vllm": VLLM,
     "vllm-2048": replace(
         VLLM,
@@ -174,6 +181,10 @@ class Traffic:
 
     def rate(self, speed: float) -> float:
         return len(self.asked) * speed / self.window_s
+
+    @property
+    def pages(self) -> int:
+        return max(RANKS) * (self.slots * RANK_BYTES - B_BYTES) // (PAGE_RANK * RANK_BYTES)
 
     def pages_of(self, adapter_id: AdapterId) -> int:
         return self.ranks[adapter_id - 1] // PAGE_RANK
@@ -208,7 +219,7 @@ def simulate(side: Side, traffic: Traffic, speed: float) -> dict[str, Any]:
         rows=ROWS,
         max_sequence_tokens=LONGEST,
         slots=slots,
-        pages=traffic.slots * max(RANKS) // PAGE_RANK if side.has_pages else 0,
+        pages=traffic.pages if side.has_pages else 0,
         deep_prefix=round(costs.long_prompt_token_s / costs.prefix_pair_s) if costs.prefix_pair_s else None,
     )
     lora = LoraConfig(max_loras_per_batch=slots, enable_lora_overlap_loading=side.overlaps_loads)
@@ -233,8 +244,10 @@ def _numbers() -> range:
 
 
 def _costs(side: Side, traffic: Traffic) -> LinearCost:
-    """Fitted to adapters of one rank; a copy takes as long as its bytes."""
+    """Where they were fitted to adapters of one rank, a copy takes as long as its bytes."""
     costs = read_cost(side.cost)
+    if side.has_pages:
+        return costs
     return replace(costs, load_s=costs.load_s * statistics.mean(traffic.ranks) / FITTED_RANK)
 
 

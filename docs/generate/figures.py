@@ -11,7 +11,11 @@ from docs.generate.pages import DOCS
 from docs.generate.tables import table
 
 RESULTS = DOCS.parent / "benchmarks/results"
-TURNS = RESULTS / "h200/2026-11-19-turns"
+TURNS = {
+    "tail-3-4": RESULTS / "h200/2026-11-19-fit/runs/tail-3-4-http-1000.json",
+    "tail-3-10": RESULTS / "h200/2026-11-19-fit/runs/tail-3-10-http-1000.json",
+    "many-200": RESULTS / "h200/2026-11-19-turns/many-200.json",
+}
 LOOPS = RESULTS / "2026-11-18-lighter.md"
 SHOWN_IN = (DOCS.parent / "README.md", DOCS / "performance.md")
 _BLOCK = re.compile(r"(<!-- figures: begin -->\n).*?(<!-- figures: end -->)", re.DOTALL)
@@ -36,7 +40,7 @@ def figures() -> str:
 
 def _turns(run: str, what: str) -> list[tuple[str, ...]]:
     """A row each for first tokens, whole answers and pauses of one workload."""
-    summary = json.loads((TURNS / f"{run}.json").read_text("utf-8"))["summary"]
+    summary = json.loads(TURNS[run].read_text("utf-8"))["summary"]
     peers: dict[str, Any] = {name: dict(zip(TAIL_FIGURES, row, strict=True)) for name, row in (TAILS | MANY)[run]}
     asked = [
         (f"**{what}**: first token, median / P99", ("ttft_s", "median"), ("ttft_s", "p99")),
