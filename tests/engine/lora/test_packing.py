@@ -6,6 +6,7 @@ import os
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import torch
 from rota.core.errors import AdapterError
 from rota.core.ids import Slot
 from rota.engine.lora import bank as bank_module
+from rota.engine.lora import packing as packing_module
 from rota.engine.lora.bank import Bank
 from rota.engine.lora.files import checkpoint, workspace
 from rota.engine.lora.files.checkpoint import packing_of, read_checkpoint
@@ -83,6 +85,20 @@ def test_a_slot_holds_the_same_whoever_puts_the_factors_there(kind, dtype, pages
         packed.copy_in(Slot(1), one, places)
         put_together.copy_in(Slot(1), other, places)
     assert_equal(packed, put_together)
+
+
+def test_adapters_that_lie_alike_are_cut_once_whichever_pages_they_get(model, spec, tmp_path, work, monkeypatch):
+    cut = Mock(wraps=packing_module.cut)
+    monkeypatch.setattr(packing_module, "cut", cut)
+    found, expected = (bank_of(spec, torch.float32, pages=6) for _ in range(2))
+    for seed, slot, places in ((1, 0, [4, 1]), (2, 1, [0, 5])):
+        make_adapter(tmp_path / str(seed), model, seed=seed, r=12)
+        for bank, each in ((found, work), (expected, checkpoint.PLAIN)):
+            bank.copy_in(
+                Slot(slot), read_checkpoint(tmp_path / str(seed), spec, torch.float32, MAX_RANK, work=each), places
+            )
+    assert cut.call_count == 1
+    assert_equal(found, expected)
 
 
 @pytest.mark.parametrize("kind", IS_PUT_TOGETHER)

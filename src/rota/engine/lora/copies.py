@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -51,12 +51,16 @@ def can_batch(device: torch.device) -> bool:
 
 def copy_stretches(targets: StretchTable, sources: StretchTable) -> None:
     """Copy a run that lies in `sources` to `targets`, on the current stream; the caller keeps both alive meanwhile."""
-    cut = cut_stretches(targets, sources)
+    copy_batch(cut_stretches(targets, sources))
+
+
+def copy_batch(copies: NDArray[np.int64]) -> None:
+    """Give the driver all copies in one call. [3, copies]: to, out of, bytes."""
     call = _driver_call()
     assert call is not None, "asked without can_batch"
-    count, failed = cut.shape[1], ctypes.c_size_t()
+    count, failed = copies.shape[1], ctypes.c_size_t()
     status = call(
-        *((ctypes.c_uint64 * count).from_buffer(numbers) for numbers in cut),
+        *((ctypes.c_uint64 * count).from_buffer(numbers) for numbers in copies),
         ctypes.c_size_t(count),
         ctypes.byref(_Attributes(source_order=IN_STREAM_ORDER)),
         ctypes.byref(ctypes.c_size_t(0)),  # these attributes hold from the first copy on
@@ -70,20 +74,32 @@ def copy_stretches(targets: StretchTable, sources: StretchTable) -> None:
 
 def cut_stretches(targets: StretchTable, sources: StretchTable) -> NDArray[np.int64]:
     """Copies of the same bytes in the same order, cut where either side ends. [3, copies]: to, out of, bytes."""
-    ends = [np.cumsum(side[:, 1]) for side in (targets, sources)]
+    to, out_of, sizes = cut(targets[:, 1], sources[:, 1])
+    return np.stack([targets[to.row, 0] + to.first, sources[out_of.row, 0] + out_of.first, sizes])
+
+
+class Cut(NamedTuple):
+    """One side of copies: of which stretch each is, and its first byte there."""
+
+    row: NDArray[np.int64]
+    first: NDArray[np.int64]
+
+
+def cut(targets: NDArray[np.int64], sources: NDArray[np.int64]) -> tuple[Cut, Cut, NDArray[np.int64]]:
+    """Stretches of so many bytes on two sides of a run: where copies of it lie on either side, and their bytes."""
+    ends = [np.cumsum(side) for side in (targets, sources)]
     assert ends[0][-1] == ends[1][-1], "both sides hold the same bytes"
     last = np.union1d(*ends)
     last = last[last > 0]  # where nothing but stretches without bytes ended
     first = np.concatenate(([0], last[:-1]))
-    return np.stack(
-        [*(_address(side, at, first) for side, at in zip((targets, sources), ends, strict=True)), last - first]
-    )
+    to, out_of = (_find(side, at, first) for side, at in zip((targets, sources), ends, strict=True))
+    return to, out_of, last - first
 
 
-def _address(side: StretchTable, ends: NDArray[np.int64], first: NDArray[np.int64]) -> NDArray[np.int64]:
+def _find(sizes: NDArray[np.int64], ends: NDArray[np.int64], first: NDArray[np.int64]) -> Cut:
     """Where these bytes of a run lie on one side."""
-    at = np.searchsorted(ends, first, side="right")
-    return side[at, 0] + first - (ends[at] - side[at, 1])
+    row = np.searchsorted(ends, first, side="right")
+    return Cut(row, first - (ends[row] - sizes[row]))
 
 
 @cache
