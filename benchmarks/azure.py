@@ -73,8 +73,8 @@ from rota.sim.cost import LinearCost, read_cost
 from rota.sim.run import BLOCK_SIZE, STARTS_AT, adapter_name
 from rota.sim.world import VirtualWorld
 
-PAGE = Path("2026-11-19-azure")
-DATE, MACHINE = "2026-11-19", "two Xeons, Python 3.11 and 3.12; times are simulated"
+PAGE = Path("2026-11-20-azure")
+DATE, MACHINE = "2026-11-20", "two Xeons, Python 3.11 and 3.12; times are simulated"
 
 # Fitted to steps with the adapters of `--write-server`; copies are the mean of those of the run over HTTP.
 COST_OF_PAGES = str(Path(__file__).parent / "results/h200/2026-11-19-fit/ranks.toml")

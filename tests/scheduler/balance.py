@@ -46,6 +46,7 @@ def check_balance(scheduler: Scheduler) -> None:
     assert absent == {group.adapter_id for group in state.absent}
     assert [*state.absent] == sorted(state.absent, key=lambda group: (state.due_at(group), group.adapter_id))
     assert [*state.absent.parked] == [group for group in state.absent if group.running]
+    assert state.slots._wanting == {one for one in absent if state.hosts.has(one)}
     assert [*state.absent.at_hand] == [group for group in state.absent if state.hosts.has(group.adapter_id)]
     to_read = {one.adapter_id for one in state.absent if one.standing is not Standing.NEW} - {*state.hosts.held}
     assert state.absent.missing == {one for one in to_read if not state.hosts.is_fetching(one)}
@@ -113,6 +114,8 @@ def check_slots(ledger: SlotLedger) -> None:
     assert sorted([*taken, *ledger._empty]) == list(range(ledger.most)), "a slot is lost or shared"
     assert ledger.on_their_way == [one for one, residency in residencies.items() if not residency.is_ready]
     assert ledger.total == min(one.open for one in (ledger.matrices, ledger.pages) if one)
+    for shared in filter(None, (ledger.pages, ledger.matrices)):
+        assert shared._are_there == residencies.keys() | ledger._wanting, "an adapter is not counted among the others"
     if ledger.pages:
         check_pages(ledger.pages, {one: residency.pages for one, residency in residencies.items()})
     check_pages(ledger.matrices, {one: residency.matrices for one, residency in residencies.items()})
@@ -122,8 +125,10 @@ def check_pages(ledger: PageLedger, held: dict[AdapterId, tuple[int, ...]]) -> N
     taken = [page for pages in held.values() for page in pages]
     assert sorted([*taken, *ledger._free]) == list(range(ledger.total)), "a page is lost or shared"
     assert all(len(pages) == ledger._needs.get(one, 0) for one, pages in held.items()), "an adapter lacks a page"
-    assert ledger._counts == Counter(filter(None, ledger._needs.values())), "an adapter's pages are not counted right"
-    assert ledger.open == ledger._find_open()
+    there = (ledger._needs.get(one) for one in ledger._are_there)
+    for counted, needs in ((ledger._known, ledger._needs.values()), (ledger._there, there)):
+        assert counted._counts == Counter(filter(None, needs)), "an adapter's pages are not counted right"
+        assert counted.open == counted._find_open()
 
 
 def check_parked(ledger: RowLedger, parked: dict[AdapterId, int]) -> None:

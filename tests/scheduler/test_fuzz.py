@@ -287,12 +287,16 @@ def makers_told(asked: Request, events: list[Event], length: int) -> list[Adapte
 
 def check_slots(scheduler: Scheduler, known: dict[AdapterId, int], found: Capacity) -> None:
     """The open slots and what their residents take, by a plain model."""
-    ledger, largest = scheduler._state.slots, sorted(known.values(), reverse=True)
-    if room := found.pages or found.matrices:
-        assert ledger.total == max(k for k in range(found.slots + 1) if sum(largest[:k]) <= room)
+    state = scheduler._state
+    ledger, room = state.slots, found.pages or found.matrices
+    there = {*ledger.residencies, *(group.adapter_id for group in state.absent.at_hand)}
+    if room:
+        for count, adapters in ((ledger.total, there), (ledger.least, known)):
+            largest = sorted((known.get(adapter_id, 0) for adapter_id in adapters), reverse=True)
+            assert count == max(k for k in range(found.slots + 1) if sum(largest[:k]) <= room)
         assert sum(known[adapter_id] for adapter_id in ledger.residencies) <= room
-    pinned = sum(scheduler._state.groups[adapter_id].is_pinned for adapter_id in ledger.residencies)
-    assert not pinned or ledger.total > pinned
+    pinned = sum(state.groups[adapter_id].is_pinned for adapter_id in ledger.residencies)
+    assert not pinned or ledger.least > pinned
 
 
 def said(events: list[Event], kind: type[Any]) -> list[Any]:

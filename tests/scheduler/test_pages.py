@@ -51,47 +51,61 @@ def open_by_a_plain_model(pages: int, slots: int, sizes: list[int]) -> int:
 def test_as_many_slots_are_open_as_the_largest_adapters_fill_together(pages, slots, sizes, is_open):
     ledger = known(pages, slots, *sizes)
 
-    assert ledger.open == is_open == open_by_a_plain_model(pages, slots, [*sizes])
+    assert ledger.least == is_open == open_by_a_plain_model(pages, slots, [*sizes])
+    assert ledger.open == slots, "nobody wants one"
+    for number in range(1, len(sizes) + 1):
+        ledger.note(AdapterId(number), is_there=True)
+    assert ledger.open == is_open
     check_pages(ledger, {})
 
 
-def test_slots_close_when_a_large_adapter_becomes_known_and_open_when_it_is_gone():
+def test_slots_close_when_a_large_adapter_comes_and_open_when_it_is_gone():
     ledger = known(8, 4, 2, 2, 2, 2)
-    assert ledger.open_with(AdapterId(9), 6) == 2
-    assert ledger.open == 4, "a question changes nothing"
+    for number in (1, 2, 3):
+        ledger.note(AdapterId(number), is_there=True)
+    assert ledger.least_with(AdapterId(9), 6) == 2
+    assert ledger.least == 4, "a question changes nothing"
 
     ledger.know(AdapterId(9), 6)
+    assert (ledger.least, ledger.open) == (2, 4), "it is known, and wants no slot"
+    ledger.note(AdapterId(9), is_there=True)
     assert ledger.open == 2
     ledger.know(AdapterId(9), 2)  # its folder was written anew
     assert ledger.open == 4
     ledger.know(AdapterId(9), 7)
     assert ledger.open == 1
+    ledger.note(AdapterId(9), is_there=False)
+    assert (ledger.least, ledger.open) == (1, 4)
     ledger.forget(AdapterId(9))
     ledger.forget(AdapterId(9))
-    assert ledger.open == 4
+    assert (ledger.least, ledger.open) == (4, 4)
     check_pages(ledger, {})
 
 
 def test_an_adapter_that_needs_more_than_all_pages_would_leave_no_slot_open():
-    assert known(8, 4).open_with(AdapterId(1), 9) == 0
+    assert known(8, 4).least_with(AdapterId(1), 9) == 0
 
 
-changes = st.lists(st.tuples(st.integers(1, 12), st.integers(0, 10)), max_size=40)
+changes = st.lists(st.tuples(st.integers(1, 12), st.integers(0, 10), st.booleans()), max_size=40)
 
 
 @settings(max_examples=80, deadline=None)
 @given(changes, st.integers(1, 30), st.integers(1, 8))
-def test_the_open_slots_are_right_whatever_becomes_known_and_is_forgotten(changes, pages, slots):
-    ledger, sizes = PageLedger(pages, slots), {}
-    for number, size in changes:  # a size of 0 stands for an adapter that is gone
+def test_the_open_slots_are_right_whatever_becomes_known_comes_leaves_and_is_forgotten(changes, pages, slots):
+    ledger, sizes, there = PageLedger(pages, slots), {}, set()
+    for number, size, is_there in changes:  # a size of 0 stands for an adapter that is gone
         if size:
             sizes[number] = size
-            assert ledger.open_with(number, size) == open_by_a_plain_model(pages, slots, [*sizes.values()])
+            assert ledger.least_with(number, size) == open_by_a_plain_model(pages, slots, [*sizes.values()])
             ledger.know(number, size)
+            ledger.note(number, is_there)
+            (there.add if is_there else there.discard)(number)
         else:
             sizes.pop(number, None)
+            there.discard(number)
             ledger.forget(number)
-        assert ledger.open == open_by_a_plain_model(pages, slots, [*sizes.values()])
+        assert ledger.least == open_by_a_plain_model(pages, slots, [*sizes.values()])
+        assert ledger.open == open_by_a_plain_model(pages, slots, [sizes[one] for one in there]) >= ledger.least
         check_pages(ledger, {})
 
 
@@ -125,6 +139,8 @@ def test_no_adapter_comes_while_more_reside_than_slots_are_open():
     assert (ledger.total, ledger.empty, ledger.surplus) == (4, 1, 0)
 
     ledger.know(AdapterId(9), 6)
+    assert (ledger.total, ledger.empty, ledger.surplus) == (4, 1, 0)
+    ledger.want(AdapterId(9))
     assert (ledger.total, ledger.empty, ledger.surplus) == (2, 0, 1)
     ledger.vacate(AdapterId(1))
     assert (ledger.empty, ledger.surplus) == (0, 0)
@@ -154,6 +170,7 @@ def test_places_for_matrices_close_slots_as_pages_do():
     assert ledger.total == 4, "both matrices fit, whoever else comes"
     assert [ledger.begin_load(AdapterId(number)).matrices for number in (1, 2, 3)] == [(), (0,), (1,)]
     ledger.know(AdapterId(4), 1, 2)
+    ledger.want(AdapterId(4))
     assert (ledger.total, ledger.empty, ledger.surplus) == (1, 0, 2)
     for number in (1, 2, 3):
         ledger.vacate(AdapterId(number))

@@ -40,6 +40,8 @@ def test_adapters_are_surplus_only_when_they_are_more_than_open_slots():
         assert (ledger.surplus, ledger.empty) == (0, 3 - adapter_id)
 
     ledger.know(4, pages=4)
+    assert (ledger.total, ledger.surplus, ledger.empty) == (3, 0, 0)
+    ledger.want(4)
     assert (ledger.total, ledger.surplus, ledger.empty) == (2, 1, 0), "four pages and two"
 
 

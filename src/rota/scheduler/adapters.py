@@ -48,8 +48,8 @@ def too_large(state: SchedulerState, group: Group, pages: int, matrices: int = 0
 
 def _too_many(state: SchedulerState, group: Group, shared: PageLedger, count: int, takes: str) -> str:
     """Beside pinned adapters one slot stays open, so that every other adapter can still get its turn."""
-    slots, left = state.slots, shared.open_with(group.adapter_id, count)
-    if left >= slots.total:
+    slots, left = state.slots, shared.least_with(group.adapter_id, count)
+    if left >= slots.least:
         return ""
     pinned = len(state.pinned)
     if not left:
@@ -174,7 +174,9 @@ class AdapterLifecycle:
         if is_there or group.is_leaving or not state.hosts.has(group.adapter_id):
             return
         unused = [one.adapter_id for one in self._candidates.idle() if not one.users]
+        state.slots.want(group.adapter_id)  # only if it is counted there is room for it
         if state.slots.surplus or state.slots.empty + len(unused) <= len(state.absent):
+            state.note_users(group)
             return
         if not state.slots.empty:
             leaver = group.former if group.former in unused else state.slots.first_to_leave(unused)
@@ -241,7 +243,7 @@ class AdapterLifecycle:
         )
 
     def _reason_against(self, adapter: Adapter) -> str | None:
-        slots = self._state.slots.total
+        slots = self._state.slots.least
         if adapter.adapter_id in self._state.groups:
             return f"An adapter with the id {adapter.adapter_id} is already known."
         if slots == 0:

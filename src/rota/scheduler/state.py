@@ -415,9 +415,11 @@ class SchedulerState:
             # A new adapter is first read when it is added.
             is_read = is_at_hand or group.standing is Standing.NEW or self.hosts.is_fetching(group.adapter_id)
             self.absent.put(group, self.due_at(group), is_at_hand=is_at_hand, is_missing=not is_read)
+            self.slots.want(group.adapter_id, is_at_hand)
             self.rows.note_parked(group.adapter_id, group.rows)
         else:
             self.absent.remove(group)
+            self.slots.want(group.adapter_id, False)
             self.rows.note_parked(group.adapter_id, 0)
 
     def note_step(self, step_s: float) -> None:
