@@ -100,6 +100,7 @@ for folder in ["", *folders]:
 """
 
 
+@pytest.mark.long("a server starts for each of sixteen folders; imports of extensions are checked without")
 def test_without_any_one_extension_the_server_answers_a_chat(tmp_path):
     (write_byte_tokenizer(tmp_path) / "config.json").write_text("{}")
     hidden = [f"rota.{folder.replace('/', '.')}" for folder in FOLDERS.values()]
@@ -121,8 +122,9 @@ SIMULATOR = ("sim", "workload")
 )
 def test_the_kernels_own_tests_pass_without_extensions(hidden, least):
     folders = [f"tests/{room}" for room in KERNEL]
-    command = [sys.executable, "-m", "pytest", "-p", "tests.without_extensions", "-n", "2", "--dist", "loadfile"]
-    told = run_program([*command, *folders], env=os.environ | {"ROTA_WITHOUT": ",".join(hidden)}, check=False).stdout
+    options = ["-rfE", "-p", "tests.without_extensions", "-n", "2", "--dist", "loadfile"]
+    command, environment = [sys.executable, "-m", "pytest", *options, *folders], {"ROTA_WITHOUT": ",".join(hidden)}
+    told = run_program(command, env=os.environ | environment, check=False).stdout
     last = told.splitlines()[-1]
     assert not re.search("failed|error", last), told[-5000:]
     assert int(re.search(r"(\d+) passed", last)[1]) >= least

@@ -14,6 +14,8 @@ from tests.dashboard.looking import WAIT_MS, findings, wait_for_text
 from tests.dashboard.stage import Stage, breaks_at_forty, roomy
 from tests.runtime.services import LONG
 
+pytestmark = pytest.mark.long("a browser draws five hundred adapters; test_page.py has the page with few")
+
 CROWD = tuple(
     f"team-{number % 17:02d}/{'support' if number % 3 else 'answers-to-invoices-and-reminders'}-{number:03d}"
     for number in range(500)

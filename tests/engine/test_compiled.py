@@ -14,6 +14,8 @@ import torch
 from rota.engine import programmatic_launch
 from tests.processes import run_program
 
+pytestmark = pytest.mark.long("every kernel is compiled for a GPU; what kernels compute is tested by the interpreter")
+
 
 @pytest.fixture(scope="module")
 def told() -> Any:

@@ -143,6 +143,7 @@ def test_a_promise_of_a_second_is_kept_for_99_of_100_answers_in_a_crowd():
 # ── urgency ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.long("several runs of a scenario")
 def test_an_urgent_request_of_an_adapter_that_ran_lately_keeps_its_head_start():
     """It was 394 ms in the mean while the adapter's last turn counted against it."""
     scenario = read_scenario(SCENARIOS / "urgent.toml")
@@ -213,6 +214,7 @@ def test_adapters_beside_base_requests_get_their_first_token_within_a_second():
     assert all(one.first_at - one.asked_at < 1.0 for one in recorder.records.values())
 
 
+@pytest.mark.long("several runs of a scenario")
 def test_overload_costs_admitted_requests_neither_their_first_token_nor_their_answer():
     """One and a half times what the device can do: with a short queue, against `wait` with a queue without end."""
     overload, cost = read_scenario(SCENARIOS / "overload.toml"), read_cost("a100-llama8b")
@@ -225,6 +227,7 @@ def test_overload_costs_admitted_requests_neither_their_first_token_nor_their_an
     assert rotate["output_tokens_per_s"] >= wait["output_tokens_per_s"] / 1.1
 
 
+@pytest.mark.long("several runs of a scenario")
 def test_a_cold_adapter_does_not_pay_for_being_cold():
     found = read_scenario(SCENARIOS / "many-adapters.toml")
     crowd = replace(found, clients=(replace(found.clients[0], requests=1500, adapters=200, rate_per_s=25.0),))

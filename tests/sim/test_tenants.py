@@ -41,6 +41,7 @@ def test_a_burst_of_long_answers_does_not_delay_a_neighbour_and_loses_almost_not
     assert plain["ttft_s"]["p90"] > 10.0, "without tenants the neighbour waits for the burst"
 
 
+@pytest.mark.long("two scenarios more; the burst with enough KV is tried without")
 @pytest.mark.parametrize(
     "blocks",
     [

@@ -20,7 +20,7 @@ from rota.policy.eviction import Eviction
 # The page ledger knows which pages of the slots' memory are free, and how many slots that leaves open.
 
 
-class Needs:
+class PageNeeds:
     """Adapters by the pages that they take. As many slots are open as the largest of them fit into the pages together.
 
     Then every set of so many of them fits, whichever come and go, and no policy has to know how large adapters are.
@@ -70,7 +70,7 @@ class PageLedger:
         self.total = pages
         self._free = list(range(pages))
         self._needs: dict[AdapterId, int] = {}
-        self._known, self._there = Needs(pages, slots), Needs(pages, slots)
+        self._known, self._there = PageNeeds(pages, slots), PageNeeds(pages, slots)
         self._are_there: set[AdapterId] = set()
 
     @property

@@ -263,6 +263,7 @@ def test_two_ranks_under_grammars_and_limits_answer_as_one_does(plain, group_of)
     assert all(token % 2 == 0 for id, tokens in two.tokens.items() if id.endswith("limited") for token in tokens)
 
 
+@pytest.mark.long("two processes more build an engine; what two ranks answer is compared without")
 def test_two_ranks_pool_as_one_does(plain, group_of):
     requests = [
         request(f"{pooling} {length}", length, pooling=pooling) for pooling in POOLINGS for length in (1, 9, 50)

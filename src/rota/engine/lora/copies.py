@@ -78,14 +78,14 @@ def cut_stretches(targets: StretchTable, sources: StretchTable) -> NDArray[np.in
     return np.stack([targets[to.row, 0] + to.first, sources[out_of.row, 0] + out_of.first, sizes])
 
 
-class Cut(NamedTuple):
+class CopySide(NamedTuple):
     """One side of copies: of which stretch each is, and its first byte there."""
 
     row: NDArray[np.int64]
     first: NDArray[np.int64]
 
 
-def cut(targets: NDArray[np.int64], sources: NDArray[np.int64]) -> tuple[Cut, Cut, NDArray[np.int64]]:
+def cut(targets: NDArray[np.int64], sources: NDArray[np.int64]) -> tuple[CopySide, CopySide, NDArray[np.int64]]:
     """Stretches of so many bytes on two sides of a run: where copies of it lie on either side, and their bytes."""
     ends = [np.cumsum(side) for side in (targets, sources)]
     assert ends[0][-1] == ends[1][-1], "both sides hold the same bytes"
@@ -96,10 +96,10 @@ def cut(targets: NDArray[np.int64], sources: NDArray[np.int64]) -> tuple[Cut, Cu
     return to, out_of, last - first
 
 
-def _find(sizes: NDArray[np.int64], ends: NDArray[np.int64], first: NDArray[np.int64]) -> Cut:
+def _find(sizes: NDArray[np.int64], ends: NDArray[np.int64], first: NDArray[np.int64]) -> CopySide:
     """Where these bytes of a run lie on one side."""
     row = np.searchsorted(ends, first, side="right")
-    return Cut(row, first - (ends[row] - sizes[row]))
+    return CopySide(row, first - (ends[row] - sizes[row]))
 
 
 @cache

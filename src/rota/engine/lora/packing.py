@@ -51,7 +51,7 @@ def unturned_bytes(spec: ModelSpec, rank: int, dtype: torch.dtype) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
+class CopyRoute:
     """The copies of a packing, but for the places and pieces that one adapter has. Each field has a number a copy.
 
     To cut a run takes Python's lock a hundred times, which a busy loop gives back a few milliseconds later each time.
@@ -80,7 +80,7 @@ class Unpacker:
         # Where B arrives, site after site.
         self._unturned = torch.zeros(layers * max_rank * outputs, dtype=b[0].dtype, device=b[0].device)
         self._turn = _turner(b[0].device)
-        self._routes: WeakKeyDictionary[Packing, Route] = WeakKeyDictionary()
+        self._routes: WeakKeyDictionary[Packing, CopyRoute] = WeakKeyDictionary()
         self._compile(max_rank)
 
     def unpack(self, places: Sequence[int], pieces: Sequence[Tensor], packing: Packing) -> None:
@@ -106,7 +106,7 @@ class Unpacker:
                 stored, left = left.tensor_split([len(self._b[index]) * outputs * rank])
                 yield index, stored.view(-1, outputs, rank), site
 
-    def _route(self, packing: Packing) -> Route:
+    def _route(self, packing: Packing) -> CopyRoute:
         # Columns: memory, the byte there, the nth place, bytes from place to place, bytes.
         targets = [
             half[site.is_there].reshape(-1, 5)
@@ -118,7 +118,7 @@ class Unpacker:
         to, out_of, sizes = cut(table[:, 4], parts[:, 2])
         memory, at, nth, step, _ = table[to.row].T
         piece, begin, _ = parts[out_of.row].T
-        return Route(
+        return CopyRoute(
             memory=memory, to=at + to.first, nth=nth, step=step, piece=piece, out_of=begin + out_of.first, sizes=sizes
         )
 
