@@ -164,7 +164,8 @@ def _is_let_in(address: str, keys: KeyPair | None, port_key: str) -> bool:
             stranger.curve_serverkey = port_key.encode()
         monitor = stranger.get_monitor_socket(_HANDSHAKE)
         stranger.connect(address)
-        stranger.send(encode([Stop()]))
+        with suppress(zmq.Again):  # a port that has refused it already takes nothing, and never will
+            stranger.send(encode([Stop()]), zmq.DONTWAIT)
         assert monitor.poll(int(TIMEOUT_S * 1000.0)), "the port says neither yes nor no"
         return parse_monitor_message(monitor.recv_multipart())["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
 
