@@ -53,6 +53,7 @@ def test_a_run_can_be_lengthened_and_lasts_in_proportion():
     assert (client.requests, longer.lasts_s / run.lasts_s) == (1000, 1000 / run.scenario.clients[0].requests)
 
 
+@pytest.mark.long("starts a server")
 def test_a_run_over_http_starts_a_server_and_stops_it(assets, tmp_path):
     assert measure(assets, tmp_path, "--only", "isolation") == 0
 

@@ -82,6 +82,7 @@ async def leave_early(rota: Rota) -> None:
             await asyncio.sleep(0.01)  # between two looks
 
 
+@pytest.mark.long("starts a server")
 def test_a_replica_passes_answers_on_piece_by_piece_and_ends_its_server_when_it_ends(tmp_path, monkeypatch):
     folder = write_byte_tokenizer(tmp_path / "tiny")
     make_tiny_model(folder, "smollm2", max_position_embeddings=2**15)

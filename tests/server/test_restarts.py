@@ -263,6 +263,7 @@ def test_an_adapter_that_two_engines_died_of_is_quarantined_for_all_to_see(tmp_p
     assert "An adapter is quarantined." in caplog.messages
 
 
+@pytest.mark.long("four engines die, one after the other")
 def test_a_key_of_two_such_adapters_loads_nothing_until_an_operator_says_so(tmp_path, capsys):
     with staged_with(tmp_path) as stage:
         assert stage.load("acme-good", is_fatal=False).status_code == 200

@@ -35,6 +35,7 @@ def with_replicas(replicas: int, *paths: Path | str, backend: str = "local", tim
     return run_program(command, env=environ, timeout=timeout_s).stdout
 
 
+@pytest.mark.long("part of the tests of the server, which all run with two replicas in the long test below")
 def test_key_tests_pass_with_two_replicas():
     assert "100%" in with_replicas(2, *(HERE / name for name in KEY_TESTS), timeout_s=2 * TIMEOUT_S)
 

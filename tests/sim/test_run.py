@@ -142,6 +142,7 @@ def test_host_memory_holds_what_the_server_would_hold_unless_the_scenario_says_o
     assert lora_config(many, slots=200).max_loaded_loras == 200, "an adapter in a slot is in host memory too"
 
 
+@pytest.mark.long("two runs of a crowd")
 def test_an_adapter_that_left_host_memory_is_read_again():
     many = replace(CROWD, clients=(replace(CROWD.clients[0], adapters=200, requests=400, rate_per_s=40.0),))
     slow = constant_cost(seconds=0.001, load_s=0.002, fetch_s=0.4)

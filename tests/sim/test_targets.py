@@ -193,6 +193,7 @@ def base_part(recorder: Recorder) -> dict[str, Any]:
     return recorder.summary(adapter_name)["adapters"]["base"]
 
 
+@pytest.mark.long("several runs of a scenario")
 def test_base_requests_hardly_feel_the_adapters_beside_them():
     beside = read_scenario(SCENARIOS / "base-isolation.toml")
     alone = replace(beside, clients=beside.clients[:1])

@@ -56,6 +56,7 @@ def test_the_neighbour_is_as_safe_when_kv_is_short_or_plenty(neighbours, blocks)
     assert neighbour["ttft_s"]["p99"] <= 0.5
 
 
+@pytest.mark.long("several runs of a scenario")
 def test_a_tenant_with_many_adapters_does_not_keep_the_slots_from_a_tenant_with_one():
     scenario = read_scenario(SCENARIOS / "neighbours-slots.toml")
     shorter = replace(scenario, clients=tuple(replace(one, requests=one.requests // 4) for one in scenario.clients))

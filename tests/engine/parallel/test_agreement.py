@@ -116,6 +116,7 @@ def test_two_ranks_with_keys_and_values_in_eight_bits_answer_as_one_does(family,
     assert one.logprobs != tiny.one.logprobs, "eight bits show"
 
 
+@pytest.mark.long("four processes build an engine each; two ranks are compared without")
 def test_four_ranks_answer_as_one_does(tiny_of, group_of):
     many = assert_agrees(tiny_of(HARDEST), group_of(4))
 

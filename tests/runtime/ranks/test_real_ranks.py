@@ -96,6 +96,7 @@ def alone(config) -> list[list[int]]:
         return answers(service, listener, "alone")
 
 
+@pytest.mark.long("two processes build an engine each; tests of the engine compare ranks without a server")
 def test_two_ranks_answer_as_one(config, alone):
     config = with_ranks(config, 2)
     service = SupervisedService(partial(build_device, config), config)

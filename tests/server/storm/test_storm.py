@@ -18,6 +18,7 @@ def test_a_storm_mixes_nothing_and_leaves_nothing():
     brew(Storm, examples=10, steps=25)
 
 
+@pytest.mark.long("many more storms are long too; one without replicas is not")
 def test_a_storm_over_replicas_mixes_nothing_and_leaves_nothing():
     brew(ReplicaStorm, examples=6, steps=25)
 
